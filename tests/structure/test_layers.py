@@ -160,7 +160,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
     "launch.engines.remote": (
         ("transport",),
-        ("beating", "client", "holding", "packets", "process"),
+        ("beating", "client", "holding", "packets", "process", "routes"),
         ("forking", "rank_process"),
         ("messages", "relay"),
         ("link", "reaching"),

@@ -94,6 +94,7 @@ class Panel:
         for rank, output in picture.outputs.items():
             if output.rows and picture.distributed:
                 self._show_lines(rank, output, now)
+        self._show_text("hidden", page.render_hidden_outputs(picture) if self._lines else "")
         if now >= self._next_hidden:
             self._next_hidden = now + _HIDDEN_SECONDS
         self._show_text(
@@ -121,6 +122,7 @@ class Panel:
     def _arrange(self, picture: Picture) -> None:
         """Show the widgets that have content, in their order."""
         has_more = len(picture.bars) > 1 or len(picture.ranks) > table.MOST_ROWS
+        has_more = has_more and len(picture.ranks) <= table.MOST_SINGLE
         chart = self._find_filled("chart")
         choices = (["log"] if chart else []) + (["load"] if picture.history else [])
         parts: list[Any] = [self.box.children[0], self._upper, *self._find_filled("table", "notice", "bars")]
@@ -130,7 +132,7 @@ class Panel:
             parts.append(self._make_part("choices", ipywidgets.HBox, "accel-run-choices"))
             _set(parts[-1], "children", tuple(map(self._make_choice, choices)))
         parts += self._find_filled("usage")
-        parts += [self._parts["tabs"]] if self._lines else []
+        parts += [self._parts["tabs"], *self._find_filled("hidden")] if self._lines else []
         parts += [self._figures.box] if self._figures is not None and self._figures.box.children else []
         parts += self._find_filled("failure")
         _set(self.box, "children", tuple(parts))

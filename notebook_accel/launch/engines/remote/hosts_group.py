@@ -27,7 +27,6 @@ from ....events import (
     RaisedError,
 )
 from ....topology import Topology
-from ...checks import addresses
 from ...leftovers import LONGEST_SECONDS
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...transfer.pickled import Pickled
@@ -51,8 +50,10 @@ from .messages import (
 )
 from .pool import Pool
 from .rank_process import ProcessStart, Work, name_machine
+from .routes import choose_addresses, list_needed, list_peers
 
 _LOOK_SECONDS: Final = 0.05
+_QUIET_SECONDS: Final = 0.25  # between two looks at connections from which nothing comes
 _CLEAR_SECONDS: Final = LONGEST_SECONDS + 1.0
 _MISSING: Final = ("FileNotFoundError", "ModuleNotFoundError")
 _CPU: Final = "ACCELERATE_USE_CPU"
@@ -146,6 +147,8 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         self._plan = plan
         self._links: list[Link] = []
         self._ranks: dict[Link, range] = {}
+        self._link_of: dict[int, Link] = {}  # by rank
+        self._looked = 0.0  # at connections from which nothing came, by the monotonic clock
         self._answers: dict[tuple[Link, type[Event]], Event] = {}
         self._selector = selectors.DefaultSelector()
         self._selecting = threading.Lock()
@@ -171,6 +174,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         first = 0
         for link, count in zip(self._links, self._plan.counts, strict=True):
             self._ranks[link] = range(first, first + count)
+            self._link_of.update(dict.fromkeys(self._ranks[link], link))
             first += count
             self._selector.register(link, selectors.EVENT_READ, link)
         if not self._has_devices():
@@ -312,23 +316,30 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
 
     def tell(self, order: Order) -> None:
         """Send an order to the worker of its rank, or to the agent that holds it; never waits."""
-        for link, ranks in list(self._ranks.items()):
-            if order.rank in ranks and not link.lost:
-                self._send(link, order)
+        link = self._link_of.get(order.rank)
+        if link is not None and not link.lost:
+            self._send(link, order)
 
     def receive(self, timeout: float) -> Sequence[Event]:
         """Wait for events of all hosts, `timeout` seconds at most; return what came."""
         if not self._selector.get_map():
             time.sleep(min(timeout, _LOOK_SECONDS))
             return []
+        heard: dict[Link, None] = {}
         for key, mask in self._selector.select(timeout):
+            link: Link = key.data
+            if mask & selectors.EVENT_READ:
+                heard[link] = None
             if mask & selectors.EVENT_WRITE:
-                link: Link = key.data
                 link.flush()
                 if not link.has_outgoing:
                     with self._selecting:
                         self._selector.unregister(key.fileobj)
-        return [event for link in self._links for event in self._receive_from(link)]
+        now = time.monotonic()
+        if now - self._looked >= _QUIET_SECONDS:  # each look costs as much as all hosts
+            self._looked = now
+            heard = dict.fromkeys(self._links)
+        return [event for link in heard for event in self._receive_from(link)]
 
     def _receive_from(self, link: Link) -> list[Event]:
         if link.lost:
@@ -433,57 +444,10 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             self._plan.pool.put(link, is_clean=(link, Cleared) in self._answers and not link.has_outgoing)
         self._selector.close()
         self._links = []
-        self._ranks = {}
+        self._ranks, self._link_of = {}, {}
         self._members.clear()
         if self._plan.ends_with_group:
             self._plan.lender.give_back(is_stopped=False)
-
-
-def list_needed(node: int, count: int, *, store_only: bool) -> list[int]:
-    """Return the hosts to which one has to be able to connect: the first, and the next one, so that each is tried.
-
-    Args:
-        node: the host.
-        count: number of hosts.
-        store_only: ranks may use another network than that of the store, as NCCL does: only the first is needed.
-    """
-    others = [0] if store_only else [0, (node + 1) % count]
-    return [other for other in dict.fromkeys(others) if other != node]
-
-
-def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the address of each host by which the others reach it.
-
-    Args:
-        facts: what each host says of itself.
-
-    Returns:
-        The loopback address, where there is one host or all are this machine; else the address by which
-        the host is reached. Empty where that is a loopback address: the host has to be asked for one
-        that the others reach.
-    """
-    reached = [str(fact.get("address", "")) for fact in facts]
-    machines = {fact.get("machine") for fact in facts}
-    if len(facts) == 1 or (len(machines) == 1 and all(map(addresses.is_loopback, reached))):
-        return ["127.0.0.1"] * len(facts)
-    return ["" if addresses.is_loopback(address) else address for address in reached]
-
-
-def list_peers(facts: Sequence[Mapping[str, Any]], node: int) -> list[str]:
-    """Return addresses of the other hosts, the likeliest first: those by which they are reached.
-
-    Args:
-        facts: what each host says of itself.
-        node: the host that needs a way to the others.
-    """
-    others = [fact for fact in facts if fact is not facts[node]]
-    reached = [str(fact.get("address", "")) for fact in others]
-    known = [address for address in reached if address and not addresses.is_loopback(address)]
-    own = facts[node].get(
-        "addresses", ()
-    )  # such as those of a bridge of containers, which many machines have alike
-    more = [str(each) for fact in others for each in fact.get("addresses", ()) if each not in own]
-    return list(dict.fromkeys([*known, *more]))
 
 
 def _add_host(error: RaisedError | None, rank: int, host: str) -> RaisedError | None:

@@ -50,7 +50,7 @@ class Pool:
         self.pid = os.getpid()
         self._lock = threading.RLock()
         self._resting: list[Link] = []
-        self._all: list[Link] = []
+        self._all: dict[Link, None] = {}  # in the order in which they were made
         self._kept: list[tuple[Hashable, Kept]] = []
         self._waiting: set[object] = set()
         self._beating: subprocess.Popen[bytes] | None = None
@@ -138,8 +138,7 @@ class Pool:
                 link.rest()
                 self._resting.append(link)
                 return
-            if link in self._all:
-                self._all.remove(link)
+            self._all.pop(link, None)
         link.close()
         self._stop_beating()
 
@@ -219,10 +218,10 @@ class Pool:
 
     def _replace_dead(self, links: list[Link], wanted: Wanted, check: Callable[[], None]) -> None:
         """Connect anew to each host whose rested connection has no answer: it may have ended a moment ago."""
-        rested = [link for link in links if link.is_ready and not link.is_proven]
+        rested = {link: None for link in links if link.is_ready and not link.is_proven}
         for link in rested:
             link.ask()
-        self._wait(rested, lambda link: not link.is_asked, check, _PROOF_SECONDS)
+        self._wait([*rested], lambda link: not link.is_asked, check, _PROOF_SECONDS)
         for number, link in enumerate(links):
             if link in rested and (link.lost or link.is_asked):
                 links[number] = self._start(*link.key, wanted)
@@ -231,7 +230,7 @@ class Pool:
     def _start(self, client: Client, host: str, python: str | None, wanted: Wanted) -> Link:
         with self._lock, interrupts.block_interrupt_in_children():
             link = Link(client, host, python, wanted)
-            self._all.append(link)
+            self._all[link] = None
             self._beat_for(link)
         return link
 
@@ -279,14 +278,16 @@ class Pool:
         """Wait until each connection is so far or has failed."""
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            for link in links:
-                selector.register(link, selectors.EVENT_READ)
-            while any(not (link.lost or is_there(link)) for link in links):
+            awaited = {link for link in links if not (link.lost or is_there(link))}
+            for link in awaited:
+                selector.register(link, selectors.EVENT_READ, link)
+            while awaited:
                 for key, _ in selector.select(_LOOK_SECONDS):
-                    link = next(link for link in links if link is key.fileobj)
+                    link = key.data
                     link.receive()
-                    if link.lost:
+                    if link.lost or is_there(link):
                         selector.unregister(link)
+                        awaited.discard(link)
                 interrupts.obey_interrupt()
                 check()
                 if time.monotonic() > deadline:
