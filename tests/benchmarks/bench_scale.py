@@ -115,7 +115,9 @@ def measure(nodes: int, seconds: float = STEADY_S) -> dict[str, float]:
     with simulate() as cluster:
 
         def launch(count: int = nodes, **options: Any) -> Any:
-            return notebook_launcher(work, engine=SimulatedEngine(cluster, count, RANKS), view="widget", **options)
+            return notebook_launcher(
+                work, engine=SimulatedEngine(cluster, count, RANKS), view="widget", **options
+            )
 
         _warm_up(launch, cluster)
         before = psutil.Process().memory_info().rss / 1e6

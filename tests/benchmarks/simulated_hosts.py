@@ -107,7 +107,7 @@ class Node:
         self._step += 1
         stamp, step = time.time(), self._step
         for rank in self._ranks:
-            values = {name: rank + step / 10 for name in METRICS}
+            values = dict.fromkeys(METRICS, rank + step / 10)
             text = _TEXT.format(step=step, rank=rank)
             self._say(Lines(rank=rank, time=stamp, stream="stdout", texts=(text,)))
             self._say(Metric(rank=rank, time=stamp, step=step, values=values))

@@ -49,7 +49,7 @@ class Pool:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.RLock()
-        self._resting: list[Link] = []
+        self._resting: dict[Hashable, list[Link]] = {}  # by what a launch that may use them has alike
         self._all: dict[Link, None] = {}  # in the order in which they were made
         self._kept: list[tuple[Hashable, Kept]] = []
         self._waiting: set[object] = set()
@@ -136,7 +136,7 @@ class Pool:
             # an answer that is on its way would come to the next launch
             if is_clean and not link.is_asked and not link.lost:
                 link.rest()
-                self._resting.append(link)
+                self._resting.setdefault(link.key, []).append(link)
                 return
             self._all.pop(link, None)
         link.close()
@@ -192,17 +192,20 @@ class Pool:
         if self.pid != os.getpid():
             return
         with interrupts.delay_interrupt():
-            for link in [*self._resting]:
-                self._resting.remove(link)
-                self.put(link, is_clean=False)
+            for key in [*self._resting]:
+                for link in self._resting.pop(key):
+                    self.put(link, is_clean=False)
             while self._kept:
                 self._kept.pop()[1].close()
 
     def _take(self, client: Client, host: str, python: str | None) -> Link | None:
         """Return a connection that has rested, None where there is none."""
         with self._lock:
-            for link in [link for link in self._resting if link.key == (client, host, python)]:
-                self._resting.remove(link)
+            key = (client, host, python)
+            while rested := self._resting.get(key):
+                link = rested.pop(0)
+                if not rested:
+                    del self._resting[key]
                 if link.is_usable():
                     return link
                 self.put(link, is_clean=False)
@@ -211,8 +214,12 @@ class Pool:
     def _drop_ended(self) -> None:
         """Close the rested connections whose agent has gone, such as those of hosts that nobody uses any more."""
         with self._lock:
-            ended = [link for link in self._resting if link.exitcode is not None]
-            self._resting = [link for link in self._resting if link not in ended]
+            every = [link for links in self._resting.values() for link in links]
+            ended = [link for link in every if link.exitcode is not None]
+            self._resting = {}
+            for link in every:
+                if link.exitcode is None:
+                    self._resting.setdefault(link.key, []).append(link)
         for link in ended:
             self.put(link, is_clean=False)
 
