@@ -7,6 +7,7 @@ promised holds for the largest number of hosts, and is shown as ratios to it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import pickle
@@ -70,7 +71,7 @@ def make_rows(found: Sequence[dict[str, float]]) -> list[Row]:
         _row(f"{where}, until a failure is told", "5 s", last["failure s"], MOST_TELL_S, 1.0),
         _row(f"{where}, until vanished nodes are told", "5 s", last["vanished s"], MOST_TELL_S, 1.0),
     ]
-    for few, many in zip(found, found[1:], strict=False):
+    for few, many in itertools.pairwise(found):
         if few["nodes"] >= 64:  # with fewer, what all launches do is most of it
             title = f"CPU of a start for each node, {many['nodes']:,.0f} nodes"
             ours, theirs = (one["its CPU s"] / one["nodes"] for one in (many, few))

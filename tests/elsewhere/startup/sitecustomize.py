@@ -16,7 +16,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 SYSTEM: Final = os.environ.get("NOTEBOOK_ACCEL_TEST_SYSTEM", "")

@@ -11,10 +11,10 @@ import pytest
 from notebook_accel import notebook_launcher
 from notebook_accel.errors import WorkerError
 from notebook_accel.launch.engines.remote.pool import get_pool
+from notebook_accel.widgets.run.picture import MOST_OUTPUTS, make_picture
 from tests.benchmarks import bench_scale
 from tests.benchmarks.simulated_engine import SimulatedEngine
 from tests.benchmarks.simulated_hosts import METRICS, SimulatedCluster, simulate
-from widgets.run.picture import MOST_OUTPUTS, make_picture
 
 NODES, RANKS = 12, 8
 
