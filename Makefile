@@ -4,6 +4,7 @@
 #   make test       format, lint, types, every test that needs no GPU, the notebooks with Colab's Python, torch and
 #                   notebook packages, XLA, and the libraries that use Accelerate
 #   make test-matrix  the tests in other environments, one after the other: other Pythons, torches and hosted notebooks
+#   make test-elsewhere  the notebook tests as if on macOS, or SYSTEM=win32 on Windows, as far as that can be pretended
 #   make test-libraries-before  the tests of those libraries with the version before of each
 #   make docs       the documentation site in build/docs, its tutorials run first; EXECUTE=no leaves that out
 #   make pictures   takes the pictures of a run in docs/pictures anew, in a real JupyterLab
@@ -29,7 +30,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint con
 SPEC := pyproject.toml constraints.txt
 
 .PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-contract test-colab test-xla test-libraries
-.PHONY: test-ray test-docs test-libraries-before test-gpu test-matrix docs pictures bench soak lint format clean
+.PHONY: test-elsewhere test-ray test-docs test-libraries-before test-gpu test-matrix docs pictures bench soak lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -206,6 +207,11 @@ test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
 # A GPU machine brings its own torch, so PYTHON is used as it is and nothing is installed into it.
 test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)
 	$(or $(PYTHON),$(PY)) -m pytest tests/gpu --durations=10
+
+# Takes hours. What nobody could try on macOS and Windows themselves.
+SYSTEM := darwin
+test-elsewhere: $(VENV)/dev.stamp
+	NOTEBOOK_ACCEL_TEST_SYSTEM=$(SYSTEM) $(IF_APART) $(PY) -m pytest tests/notebooks --durations=10
 
 # Takes hours. ROWS='--only colab' tries one.
 test-matrix: $(VENV)/dev.stamp

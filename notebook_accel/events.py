@@ -368,6 +368,7 @@ class Failure(Event):
         moment: when it happened by the monotonic clock of this machine, which never jumps; None of another machine.
         alive: when the process was last seen alive, by that clock, which may be long before its end was noticed; None
             where nobody looked.
+        node: the host or node of the process, where a run has several or another than the notebook's; else empty.
     """
 
     pid: int
@@ -377,6 +378,7 @@ class Failure(Event):
     killer: str = ""
     moment: float | None = None
     alive: float | None = None
+    node: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

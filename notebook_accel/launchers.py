@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # the first launch imports what launches need: workers and sc
     from .launch.engines.base import Engine
     from .launch.job import Job
     from .launch.request import LaunchRequest
-    from .launch.run import MakeSink, Run
+    from .launch.run import MakeSink
+    from .widgets.run.comparison import RunList
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,7 +47,9 @@ def _apply_config(launcher: Callable[P, T]) -> Callable[P, T]:
         if has_config:
             from .config import launch as by_config
 
-            found = by_config.arguments(by_config.find_config(bound.arguments.pop("config")), bound.arguments)
+            found = by_config.arguments_beside(
+                by_config.find_config(bound.arguments.pop("config")), bound.arguments
+            )
             bound.arguments.update(found.values)
             environment = bound.arguments.get("environment") or {}
             bound.arguments["environment"] = {**found.environment, **environment}
@@ -97,8 +100,9 @@ def notebook_launcher(
     """Run a function on several processes, and return its value.
 
     Output, displays, figures and tqdm bars of the workers appear in the cell while they run. The notebook may do
-    anything before the launch. If its process cannot be forked, because it has used a GPU or OpenMP for example, fresh
-    processes run the function. With the environment variable ACCELERATE_DEBUG_MODE=1 a dry launch comes first.
+    anything before the launch. If its process cannot be forked, because it has used a GPU or OpenMP for example, forks
+    of a clean copy of it run the function where one stands by, and fresh processes elsewhere. With the environment
+    variable ACCELERATE_DEBUG_MODE=1 a dry launch comes first.
 
     Args:
         function: each process calls it, as `function(*args)`. It may be defined in a cell.
@@ -217,8 +221,11 @@ def debug_launcher(function: Callable[..., Any], args: tuple[Any, ...] = (), num
     return _run(request, "debug_launcher")
 
 
-def runs() -> list[Run]:
+def runs() -> RunList:
     """Return the runs of this process, oldest first: all that still run, and the last ones that have ended.
+
+    A launch drops the oldest runs that have ended from the list, up to the last eight. Each run keeps its number:
+    `runs().find(3)` is the third launch, as long as it is in the list.
 
     A notebook shows the list as a table, and the metrics of all its runs in common charts; also a part of the list, as
     `runs()[-2:]`.
@@ -230,8 +237,7 @@ def runs() -> list[Run]:
     from .launch import registry
     from .widgets.run.comparison import RunList
 
-    listed: list[Run] = RunList(registry.runs())
-    return listed
+    return RunList(registry.runs())
 
 
 def attach(

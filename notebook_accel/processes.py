@@ -108,7 +108,8 @@ def run_if(condition: Callable[[], bool], function: Callable[..., Any] | None) -
 def should_stop(runtime: Runtime) -> bool:
     """Return whether the notebook asked the run to stop; all ranks get True at the same call.
 
-    On one node it costs nothing; on several nodes it is a collective. Without a notebook it is always False.
+    It costs nothing, but where each node has a launcher of its own: there it is a collective. Without a notebook it is
+    always False.
 
     Args:
         runtime: of this process.
@@ -117,7 +118,7 @@ def should_stop(runtime: Runtime) -> bool:
     if reporter is None:
         return False
     told = reporter.should_stop()
-    if runtime.topology.num_nodes == 1:
+    if runtime.topology.num_nodes == 1 or reporter.stops_all_nodes:
         return told
     flag = torch.tensor(int(told), device=runtime.device)
     return bool(runtime.comm.all_reduce(flag, "max"))

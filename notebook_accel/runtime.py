@@ -327,6 +327,8 @@ class Slot:
 class Reporter(Protocol):
     """Reports to the notebook from inside a launched function."""
 
+    stops_all_nodes: bool  # whether the launcher has the ranks of all nodes, not only of this one
+
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
         """Report the numbers of one step.
 
@@ -342,7 +344,7 @@ class Reporter(Protocol):
         """Report that a checkpoint is being written in the background, in these folders; or that this is over."""
 
     def should_stop(self) -> bool:
-        """Return whether the run is to stop. All ranks of a node get True at the same call."""
+        """Return whether the run is to stop. All ranks of the launcher get True at the same call."""
 
 
 _slot = Slot()
@@ -375,11 +377,7 @@ def values_of_thread() -> dict[Any, Any] | None:
 
 
 def current() -> Runtime | None:
-    """Return the runtime of this thread if it is a rank, else that of the process.
-
-    Returns:
-        None before the first `PartialState` or `Accelerator`.
-    """
+    """Return the runtime of this thread if it is a rank, else the process's; None before a `PartialState` is made."""
     return slot().runtime
 
 

@@ -13,6 +13,7 @@ from IPython.core.error import UsageError
 
 from notebook_accel.config.argument_checks import OUTPUTS
 from notebook_accel.config.arguments import legal_words
+from notebook_accel.config.hosts import read_list
 from notebook_accel.config.slurm import parse_pairs
 from notebook_accel.session import Session, current_session
 
@@ -155,6 +156,7 @@ def _parse(line: str) -> Any:
     parser.add_argument("--mixed-precision", choices=legal_words("mixed_precision"))
     parser.add_argument("--start-method", choices=legal_words("start_method"))
     parser.add_argument("--output", choices=OUTPUTS)
+    parser.add_argument("--engine", help="what starts the workers, such as slurm in an allocation")
     parser.add_argument("--hosts", nargs="+", action="extend", help="hosts that ssh reaches: gpu1 gpu2:4")
     parser.add_argument("--python", help="path of the Python on the hosts")
     parser.add_argument("--slurm", nargs="*", action="extend", help="nodes of SLURM: partition=gpu time=30")
@@ -175,6 +177,7 @@ def _parse(line: str) -> Any:
         "mixed_precision",
         "start_method",
         "output",
+        "engine",
         "hosts",
         "python",
         "slurm",
@@ -185,7 +188,9 @@ def _parse(line: str) -> Any:
     )
     options.arguments = {name: value for name in names if (value := getattr(options, name)) is not None}
     if "slurm" in options.arguments:
-        options.arguments |= {"slurm": parse_pairs(options.slurm), "engine": "slurm"}
+        options.arguments |= {"slurm": parse_pairs(options.slurm), "engine": options.engine or "slurm"}
+    if "hosts" in options.arguments:
+        options.arguments["hosts"] = read_list(options.hosts)
     if options.arguments.get("hang_timeout") == 0:
         options.arguments["hang_timeout"] = None
     if options.what is not None and options.what not in _WORDS:

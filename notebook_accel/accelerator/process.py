@@ -98,8 +98,9 @@ class ProcessPart(Shared):
     def should_stop(self) -> bool:
         """Whether the notebook asked the run to stop, see `Run.stop`: then save and return.
 
-        All ranks must read it equally often, once a step for example. They get True at the same reading. On one node
-        it costs nothing; on several nodes it is a collective. Without a notebook it is always False.
+        All ranks must read it equally often, once a step for example. They get True at the same reading. It costs
+        nothing, but where each node has a notebook or launcher of its own: there it is a collective. Without a notebook
+        it is always False.
         """
         return processes.should_stop(self._runtime)
 

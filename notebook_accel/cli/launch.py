@@ -7,7 +7,7 @@ import importlib.util
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from ..config.schema import flat_values, has_effect, table
 from ..errors import ConfigError, Problem
 from ..launch.script import Script
 from . import flags, notebook
+from .places import describe_place
 from .plan import Plan, resolve
 from .start import describe_command, start
 
@@ -111,7 +112,8 @@ def run(
         found = resolve(values, config_file)
     except ConfigError as error:
         wrong += error.problems
-    wrong += _find_missing(script, several=found is not None and found[0].is_distributed)
+    missing = _find_missing(script, several=found is not None and found[0].is_distributed)
+    wrong += _hint_at_hosts(missing, script, values.get("hosts") or ())
     if found is None or wrong:
         raise ConfigError(list(dict.fromkeys(wrong)))
     plan, remarks = found
@@ -154,6 +156,14 @@ def _find_missing(script: Script, several: bool) -> list[Problem]:
     return [Problem(name="", text=text)] if text else []
 
 
+def _hint_at_hosts(missing: list[Problem], script: Script, hosts: Sequence[str]) -> list[Problem]:
+    """Return why there is nothing to run; whoever gave hosts may have meant the script's name as another one."""
+    if not hosts or script.kind != "script" or Path(script.words[0]).exists():
+        return missing
+    hint = f"; where it is a host too, write --hosts {','.join([*hosts, script.words[0]])}"
+    return [Problem(name=each.name, text=each.text + hint) for each in missing]
+
+
 def _list_names(folder: Path) -> list[str]:
     return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
 
@@ -178,6 +188,9 @@ def show(plan: Plan, script: Script, request: notebook.Request | None = None) ->
     click.echo("Command")
     command = _describe_command(plan, script) if request is None else request.command
     click.echo(f"  {shlex.join(command)}")
+    title, lines = describe_place(plan.config)
+    if request is None and lines:
+        _print(title, lines)
     values = flat_values(plan.config)
     rows: list[tuple[str, str, str]] = []
     variables: dict[str, str] = {}
@@ -204,7 +217,7 @@ def _find_origin(name: str, variables: dict[str, str], given: dict[str, str]) ->
     return "file: environment" if name in given else variables.get(name, "derived")
 
 
-def _print(title: str, rows: list[tuple[str, str, str]]) -> None:
+def _print(title: str, rows: Sequence[tuple[str, str, str]]) -> None:
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     click.echo(f"\n{title}")
     for name, text, source in rows:

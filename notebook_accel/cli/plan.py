@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -117,14 +117,16 @@ def resolve(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, l
         config = flags.apply(_set_paradigm(base, values), values)
     except ConfigError as error:
         raise ConfigError([*wrong, *error.problems]) from None
+    given = _list_names(flags.parse(values)) | ({"distributed_type"} if _list_paradigms(values) else set())
+    config, idle = _drop_idle(config, given)
+    remarks += [f"{name} of {path} {text}" for name, text in idle.items()]
     wrong += [each for each in _find_contradictions(config) if each.text not in {one.text for one in wrong}]
     if wrong:
         raise ConfigError(wrong)
-    given = _list_names(flags.parse(values)) | ({"distributed_type"} if _list_paradigms(values) else set())
     complete = _complete(config, is_given=values.get("use_cpu") is not None)
     before, after = flat_values(config), flat_values(complete)
     sources = dict.fromkeys(after, "default")
-    sources |= dict.fromkeys(from_file, f"{path}")
+    sources |= dict.fromkeys(from_file - idle.keys(), f"{path}")
     sources |= dict.fromkeys(given, "flag")
     sources |= {name: FROM_MACHINE for name in after if after[name] != before[name]}
     chosen = {name for name, source in sources.items() if source != "default"}
@@ -140,6 +142,13 @@ def resolve(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, l
     ):
         raise ConfigError([Problem(name="parallelism_config", text=text) for text in texts])
     return plan, [*remarks, *_find_idle_flags(after, given), *_find_lacking(complete, path)]
+
+
+def _drop_idle(config: LaunchConfig, given: Collection[str]) -> tuple[LaunchConfig, dict[str, str]]:
+    """Return the config without what its file has for other engines, and why each of that is left out."""
+    values = flat_values(config)
+    idle = by_config.find_idle(values, given)
+    return config.model_copy(update={name: arguments.of_configs()[name].default for name in idle}), idle
 
 
 def _find_lacking(config: LaunchConfig, config_file: str | Path | None) -> list[str]:

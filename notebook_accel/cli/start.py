@@ -173,11 +173,13 @@ def _report(run: Any, console: Console) -> int:
 
 
 def _describe_first(failure: Failure, first_rank: int, node: str) -> str:
-    from ..launch import signals
+    from ..launch import rank_names, signals
     from ..launch.transfer import failures
 
     where = f"rank {failure.rank} (local rank {failure.rank - first_rank}, process {failure.pid})"
-    if node:
+    if failure.node:
+        where = rank_names.name_process(failure.rank, failure.pid, failure.node)
+    elif node:
         where = f"rank {failure.rank} (process {failure.pid}) on {node}"
     if failure.lost:
         return f"{where} is lost: {failure.lost}"

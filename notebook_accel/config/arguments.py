@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from . import argument_checks
 from .argument_checks import ArgumentCheck, Check
 from .launch_options import LaunchOptions, SecretOptions
 from .option import Option, as_texts, options_of
+
+IMPLIED: Final[Mapping[str, str]] = {"hosts": "ssh", "slurm": "slurm"}
+"""Arguments that choose an engine where none is named."""
 
 
 @functools.cache

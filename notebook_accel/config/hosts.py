@@ -50,13 +50,15 @@ def _parse(text: str) -> Host:
     else:
         place, colon, digits = place.partition(":")
         name, digits = f"{user}{at}{place}", digits if colon else None
+    if "," in text:
+        raise ValueError(f"{text!r}, which is several hosts: a list of them is needed, {text.split(',')!r}")
     if "://" in text:
         raise ValueError(f"{text!r}: {_HOW}; ports are named in ~/.ssh/config")
     bare = name.rpartition("@")[2]
     if not bare or (at and not user) or not name.isprintable() or _ODD & set(name):
-        raise ValueError(f"{text!r} names no host: {_HOW}")
+        raise ValueError(f"{text!r}, which names no host: {_HOW}")
     if name.startswith("-") or bare.startswith("-"):
-        raise ValueError(f"{text!r} would be an option of ssh: {_HOW}")
+        raise ValueError(f"{text!r}, which would be an option of ssh: {_HOW}")
     if digits is not None:
         if not (digits.isascii() and digits.isdecimal() and 0 < int(digits[:9]) <= _MOST):
             raise ValueError(
@@ -66,12 +68,20 @@ def _parse(text: str) -> Host:
     return Host(name=name, count=count)
 
 
+def read_list(value: Any) -> Any:
+    """Return the hosts of texts that may name several, as in `gpu1,gpu2:4`; other values as they are."""
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        return value
+    return [host.strip() for text in texts for host in text.split(",")]
+
+
 def check_hosts(name: str, value: Any) -> Iterator[Exception]:
     """Check hosts: a list of texts, each once."""
     if value is None or value == ():
         return
     if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
-        example = [value] if isinstance(value, str) else ["gpu1", "gpu2:4"]
+        example = read_list(value) if isinstance(value, str) else ["gpu1", "gpu2:4"]
         yield TypeError(f"{name}={value!r}: a list of hosts is needed, as in {example!r}")
         return
     if not value:

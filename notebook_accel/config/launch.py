@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+from ..caller import warn
 from ..errors import ConfigError, Problem
 from . import export, file
+from .arguments import IMPLIED
 from .arguments import of_configs as argument_options
 from .schema import LaunchConfig, chosen_names, flat_values
+
+OF_ENGINES: Final = ("address", "hosts", "python", "slurm", "detach")
+"""Arguments that other engines refuse than those that they are for."""
+_AUTO: Final = "auto"
 
 Source = LaunchConfig | str | os.PathLike[str]
 """A config, the path of a config file, or `default` for the default config file."""
@@ -75,6 +81,47 @@ def arguments(config: LaunchConfig, given: Collection[str]) -> Arguments:
         if name not in given and value != options[name].argument_default
     }
     return Arguments(values=values, environment=environment)
+
+
+def arguments_beside(config: LaunchConfig, given: Mapping[str, Any]) -> Arguments:
+    """Return what a config says to a launch with arguments of its own.
+
+    What the config has for other engines is left out with a warning: one config serves several.
+
+    Args:
+        config: all options.
+        given: the arguments that were given by hand, which count more.
+
+    Raises:
+        ConfigError: the config is of a run that no launch from here can be.
+    """
+    found = arguments(config, given)
+    idle = find_idle({**found.values, **given}, given)
+    for name, text in idle.items():
+        warn(f"{name} of the config {text}")
+    return replace(found, values={name: value for name, value in found.values.items() if name not in idle})
+
+
+def find_idle(values: Mapping[str, Any], given: Collection[str]) -> dict[str, str]:
+    """Return the arguments of a config that are for other engines than the launch has, each with why as a clause.
+
+    Args:
+        values: arguments by name.
+        given: names of those that were given by hand.
+    """
+    asked = values.get("engine", _AUTO)
+    engine = getattr(asked, "name", asked)
+    if engine == _AUTO:
+        named = [name for name in IMPLIED if values.get(name)]
+        implied = [name for name in named if name in given] or named
+        engine = IMPLIED[implied[0]] if implied else _AUTO
+    found = {}
+    for name in OF_ENGINES:
+        engines = argument_options()[name].row.engines
+        if values.get(name) and name not in given and engine not in engines:
+            known = " and ".join(f"engine={each!r}" for each in engines)
+            found[name] = f"has no effect: it is for {known}, and this launch has engine={engine!r}"
+    return found
 
 
 def _convert(flat: Mapping[str, Any]) -> dict[str, Any]:

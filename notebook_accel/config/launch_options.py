@@ -249,7 +249,7 @@ class LaunchOptions(Rows):
         engines=("ray",),
         argument=Argument(variable="RAY_ADDRESS"),
     )
-    hosts: tuple[str, ...] = option(
+    hosts: Annotated[tuple[str, ...], Read(of_hosts.read_list)] = option(
         (),
         "The hosts of a launch by ssh, in the order of their ranks: gpu1, me@10.0.0.7, or gpu2:4 for four ranks; "
         "without a number a host has one for each GPU, or 1.",

@@ -78,6 +78,7 @@ class DataLoaderDispatcher(PreparedLoader):
         self.torch_device_mesh = torch_device_mesh
         topology = self._place().topology
         self._first_batch = 0
+        self._has_drawn = False  # whether this rank has followed rank 0 when that made worker processes
         self._num_shares, self._share = share_of(topology.world_size, topology.rank, torch_device_mesh)
 
     def skip(self, num_batches: int) -> dict[str, Any]:
@@ -262,8 +263,10 @@ class DataLoaderDispatcher(PreparedLoader):
             self.epoch_state.newest.reader = None  # worker processes end with their iterator
             if not self.persistent_workers:
                 self._iterator = None
-        elif not self.epoch_state.goes_on:  # as torch does for the seeds of worker processes
+        elif not (self.epoch_state.goes_on or (self.persistent_workers and self._has_drawn)):
+            # as torch does for the seeds of worker processes, when it makes them
             torch.empty((), dtype=torch.int64).random_(generator=self.generator)
+            self._has_drawn = True
         return iter(())
 
     def _round_size(self) -> int | None:

@@ -11,7 +11,7 @@ from .checks.problems import raise_all
 from .durations import Start
 from .engines import base
 from .engines.base import Engine
-from .engines.slurm import recording
+from .engines.slurm import naming, recording
 from .job import Job
 
 _CALLER: Final = "attach"
@@ -39,8 +39,9 @@ def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
         problems.insert(0, ValueError(f"job={job!r}: the number of a job is needed"))
     if problems:
         raise_all(problems, _CALLER)
-    job_id = recording.find_newest() if job is None else job_id
-    folder = recording.find(job_id)
+    cluster = naming.find_cluster()
+    job_id = naming.find_newest(cluster) if job is None else job_id
+    folder = naming.find(job_id, cluster)
     folder.install_cells()
     recorded = folder.read_job()
     found = replace(
@@ -49,6 +50,6 @@ def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
         view=options["view"],
         output=options["output"],
         prefix=options[_PREFIX] or recorded.prefix,
-        options={**recorded.options, "detach": job_id},
+        options={**recorded.options, "detach": job_id, recording.FOLDER: folder},
     )
     return found, base.find(found.engine), Start.at(found.options[recording.LAUNCHED])

@@ -27,7 +27,6 @@ Problems = list[Exception]
 """What is wrong, one ValueError or TypeError for each problem. `raise_all` raises them as one exception."""
 
 _LIBRARIES: Final = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
-_IMPLIED: Final = {"hosts": "ssh", "slurm": "slurm"}
 _NODE_OPTIONS: Final = (
     "num_nodes",
     "node_rank",
@@ -241,7 +240,7 @@ def _find_requested_engine(problems: Problems, engine: Any) -> Engine | None:
 def _find_implied_engine(options: Options, wrong: Collection[str]) -> Any:
     """Return the engine as the user asked for it; the one that an option is for where it was not named."""
     if options["engine"] == base.AUTO:
-        for name, engine in _IMPLIED.items():
+        for name, engine in arguments.IMPLIED.items():
             if options[name] and name not in wrong:
                 return engine
     return options["engine"]

@@ -21,7 +21,7 @@ from .run import MakeSink, Run
 _DESCRIPTORS_OF_EACH: Final = 7
 _DESCRIPTORS_OF_ALL: Final = 24
 """How many descriptors the start of a run takes at most: for each worker, and for the store and what waits."""
-_KEPT: Final = 8
+_KEPT: Final = 8  # runs that have ended
 _LAST_SECONDS: Final = 2.0
 _CHANGING: Final = threading.RLock()
 """For changes of the list of runs: a run that ends changes it in its own thread. What is dropped may launch itself."""
@@ -95,7 +95,7 @@ def require_descriptors(workers: int) -> None:
 
 
 def runs() -> list[Run]:
-    """Return the runs of this process, oldest first: all that still run, and the last ones that have ended."""
+    """Return the runs of this process, oldest first: all that still run, and eight that have ended, or a few more."""
     return [run.whole for run in list(runtime.runs())]
 
 
@@ -173,6 +173,7 @@ def _add(run: Run) -> None:
         _end_all
     )  # again at each run: it has to run before the exit handlers of imported libraries
     with _CHANGING:
+        run.number = max((old.number for old in known), default=0) + 1
         known.append(run)
         if len(known) > _KEPT:
             ended = [old for old in known if old.is_over]

@@ -43,8 +43,7 @@ _LOOK_SECONDS: Final = 0.2  # a wait without a timeout can hide an interrupt
 class Run:
     """One launch, while it runs and after it has ended.
 
-    `await run`, `run.wait()` and `run.result()` wait for the end. An interrupt of the cell during such a wait stops the
-    run.
+    `await run`, `run.wait()` and `run.result()` wait for the end. An interrupt of a cell that waits stops the run.
 
     Args:
         job: what to run.
@@ -56,6 +55,7 @@ class Run:
         job: what runs; once the run has ended, without the function and its arguments.
         record: all events of the run so far.
         started: when it was launched, in seconds since the epoch.
+        number: its number among the runs of this process, from 1; 0 if `runs()` does not list it.
         owner: id of the process that made it. In a copy of that process nobody can wait for the run or stop it.
     """
 
@@ -66,7 +66,7 @@ class Run:
         self.record = RunRecord()
         self._start = start or Start()
         self.started = self._start.wall
-        self.owner = os.getpid()
+        self.number, self.owner = 0, os.getpid()
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None

@@ -9,6 +9,7 @@ from ..events import Failure
 from ..stream.record import RunRecord
 from .durations import Start, format_duration
 from .engines.base import Outcome
+from .rank_names import name_process
 from .transfer import failures
 
 _MOST_RETURNED: Final = 8
@@ -93,7 +94,9 @@ def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]
     notes = []
     if cause.error is not None:
         where = f" on {outcome.where}" if outcome.where else ""
-        notes.append(f"rank {cause.rank} (process {cause.pid}){where} raised this after {after:.1f} s")
+        notes.append(
+            f"{name_process(cause.rank, cause.pid, cause.node)}{where} raised this after {after:.1f} s"
+        )
     others = {
         failure.rank: failures.describe_failure(failure, cause)
         for failure in outcome.failures

@@ -19,6 +19,7 @@ from ..launch import preflight, registry
 from ..launch.checks.problems import check_owner, check_seconds, raise_all
 from ..launch.durations import format_duration
 from ..launch.engines.base import Engine
+from ..launch.rank_names import name_process
 from ..launch.request import LaunchRequest
 from ..launch.transfer import failures
 from ..launch.transfer.unpicklable import pack_call, unpack_value
@@ -341,7 +342,7 @@ class Session:
             error = failures.make_error(cause)
             after = call.start.measure(cause)
             notes = (
-                [f"rank {cause.rank} (process {cause.pid}) raised this after {after:.1f} s"]
+                [f"{name_process(cause.rank, cause.pid, cause.node)} raised this after {after:.1f} s"]
                 if cause.error
                 else []
             )

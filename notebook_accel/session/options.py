@@ -54,10 +54,12 @@ def _read(
     from ..config import launch as by_config
 
     defaults = arguments.defaults()
-    given = [
-        name for name, value in options.items() if value is not defaults[name] and value != defaults[name]
-    ]
-    found = by_config.arguments(by_config.find_config(config), given)
+    given = {
+        name: value
+        for name, value in options.items()
+        if value is not defaults[name] and value != defaults[name]
+    }
+    found = by_config.arguments_beside(by_config.find_config(config), given)
     own = {name: value for name, value in found.values.items() if name in options}
     return {
         **own,

@@ -32,6 +32,7 @@ from ..launch.engines.base import Engine
 from ..launch.engines.local import make_environments
 from ..launch.engines.nodes import stores
 from ..launch.job import Job
+from ..launch.rank_names import name_process
 from ..launch.supervise import hang_report
 from ..launch.supervise.control import Control
 from ..launch.supervise.local_group import LocalWorkerGroup
@@ -249,11 +250,12 @@ class Workers:
             return self._describe_end(failure)
         frame = hang_report.find_frame_of_error(failure.error)
         place = f" in {hang_report.describe_frame(frame)}" if frame is not None else ""
-        return f"rank {failure.rank} (process {failure.pid}) was stopped{place}"
+        return f"{name_process(failure.rank, failure.pid, failure.node)} was stopped{place}"
 
     def _describe_end(self, failure: Failure) -> str:
         if failure.rank in self.killed:
-            return f"rank {failure.rank} (process {failure.pid}) did not come back and was killed"
+            who = name_process(failure.rank, failure.pid, failure.node)
+            return f"{who} did not come back and was killed"
         return failures.describe_failure(failure)
 
     def describe_future(self) -> str:

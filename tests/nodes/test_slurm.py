@@ -225,8 +225,24 @@ def lose(kernel: Kernel, cluster: SlurmCluster, folder: Path, *words: str) -> tu
 def test_a_cancelled_job_ends_everything(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
     cell, pids, since = lose(kernel, idle, tmp_path, "scancel", "{job}")
     assert cell.error is not None and cell.error[0] == "WorkerError"
-    assert re.search(r"is lost: node n\d: .*; job \d+ is (CANCELLED|COMPLETING)", cell.error[1]), cell.error
+    assert re.search(
+        r"is lost: node n\d: .*; job \d+ was cancelled from outside while its ranks ran", cell.error[1]
+    ), cell.error
     assert_gone(pids, since)
+
+
+def test_a_cancelled_job_is_not_started_again(kernel: Kernel, idle: SlurmCluster) -> None:
+    cell = kernel.run(
+        "launch(wait, max_restarts=1)",
+        timeout=PATIENCE,
+        during=lambda: print(idle.run("scancel", *idle.jobs())),
+    )
+    assert cell.error is not None and cell.error[0] == "WorkerError"
+    assert re.search(r"job \d+ was cancelled from outside while its ranks ran", cell.error[1]), cell.error
+    told = cell.stdout + cell.stderr
+    assert "; restart 1 of 1" not in told and re.search(r"no restart 1 of 1: job \d+ was cancelled", told), (
+        told
+    )
 
 
 def test_where_slurm_signals_groups_of_processes_nothing_is_left(tmp_path: Path) -> None:

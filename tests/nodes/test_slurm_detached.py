@@ -210,7 +210,7 @@ def test_an_error_has_the_lines_of_the_cell_of_another_kernel(
         other.close()
     assert cell.error == ("KeyError", "'key'")
     assert 'wrong["key"]  # the line' in cell.traceback
-    assert re.search(r"rank 1 \(process \d+\) raised this after \d+\.\d s", cell.told)
+    assert re.search(r"rank 1 \(on n2, process \d+\) raised this after \d+\.\d s", cell.told)
     assert "rank 0 was stopped by the launcher" in cell.told
 
 
@@ -411,6 +411,9 @@ def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path:
     assert "job='gpu': the number of a job is needed" in cell.error[1] and "view='nothing'" in cell.error[1]
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o777)
+    (jobs_folder / "15@elsewhere").symlink_to(tmp_path / "run")
+    cell = kernel.run("attach(15)")
+    assert cell.error is not None and "no run of job 15 is known of cluster test: " in cell.error[1]
     (jobs_folder / "123").symlink_to(tmp_path / "run")
     cell = kernel.run("attach(123)")
     assert cell.error is not None and "is not yours alone" in cell.error[1]

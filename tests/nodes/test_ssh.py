@@ -102,7 +102,7 @@ def test_eight_ranks_on_two_hosts(kernel: Kernel) -> None:
     assert nodes == {**dict.fromkeys(range(5), "node1"), **dict.fromkeys(range(5, 8), "root@node2")}
     places = [[rank, 5, 0, 2, 8] for rank in range(5)] + [[rank, 3, 1, 2, 8] for rank in range(3)]
     assert values == [(list(range(8)), place, "eth0") for place in places]
-    assert "Launching seen on 8 processes by ssh: node1 (5), root@node2 (3)." in cell.stdout
+    assert "Launching seen on 8 processes by ssh: node1 (5), root@node2 (3)" in cell.stdout
     assert "Welcome" not in cell.stdout + cell.stderr
 
 
@@ -259,7 +259,7 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts, tmp
     try:
         cell, pids, since = lose(kernel, tmp_path, lambda: hosts.network.cut(2, up=False))
         assert cell.error is not None and cell.error[0] == "WorkerError"
-        assert re.search(r"rank 1 \(process \d+\) is lost: host node2: ", cell.error[1])
+        assert re.search(r"rank 1 \(on node2, process \d+\) is lost: host node2: ", cell.error[1])
         assert_gone(pids, since)
     finally:
         hosts.network.cut(2, up=True)
@@ -412,6 +412,23 @@ def test_ranks_stop_at_the_same_step_and_outlive_a_kernel_that_stands_still(kern
     cell = kernel.run("status = run.status\nrun.stop()\nstatus, *run.result()", timeout=PATIENCE).ok()
     status, first, second = ast.literal_eval(cell.value)
     assert status == "running" and first == second > 0
+
+
+def test_asking_whether_to_stop_is_no_collective(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        from notebook_accel import Accelerator
+
+        def ask():
+            accelerator = Accelerator()
+            asked = [accelerator.should_stop for _ in range(3 if accelerator.is_main_process else 40)]
+            return len(asked), any(asked), int(accelerator.gather(torch.ones(1)).sum())
+
+        launch(ask, returns="all")
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert ast.literal_eval(cell.value) == [(3, False, 2), (40, False, 2)]
 
 
 def test_a_killed_kernel_ends_everything(hosts: SshHosts, tmp_path: Path) -> None:

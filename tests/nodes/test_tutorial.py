@@ -60,7 +60,7 @@ def test_the_tutorial_for_clusters_runs_on_hosts_by_ssh(tmp_path: Path) -> None:
         pytest.skip(reason)
     with ssh_hosts.make_hosts(tmp_path) as hosts:
         said = run_cluster_tutorial(hosts.start_kernel(tmp_path), "node1,node2")
-    assert "Launching train on 2 processes by ssh: node1 (1), node2 (1)." in said
+    assert "Launching train on 2 processes by ssh: node1 (1), node2 (1); a process stays on each host" in said
 
 
 def test_the_tutorial_for_clusters_runs_by_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -110,3 +110,27 @@ def test_in_a_session(kernel: Kernel, tmp_path: object) -> None:
         """
     ).ok()
     assert cell.value == "['as in the notebook', 1, False, 7]", "variables of the workers are their own"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_loader_workers_that_are_no_forks_have_them_too(kernel: Kernel, method: str) -> None:
+    kernel.run(DEFINE).ok()
+    cell = kernel.run(
+        f"""
+        from torch.utils.data import DataLoader, Dataset
+        def pair_up(items):
+            return [Pair(item, double(item)) for item in items]
+        class Items(Dataset):
+            def __len__(self):
+                return 4
+            def __getitem__(self, index):
+                return index
+        def load():
+            loader = DataLoader(Items(), 2, num_workers=1, collate_fn=pair_up, multiprocessing_context="{method}")
+            return [pair for batch in Accelerator(cpu=True).prepare(loader) for pair in batch]
+        found = notebook_launcher(load, num_processes=2, returns="all")
+        found == [[(0, 0), (1, 2)], [(2, 4), (3, 6)]], {{type(pair) is Pair for rank in found for pair in rank}}
+        """
+    ).ok()
+    assert cell.value == "(True, {True})"

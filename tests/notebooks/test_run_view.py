@@ -334,7 +334,7 @@ def test_much_output_stays_small(viewer: Kernel, tmp_path: Path) -> None:
     page = final["text/html"]
     for number, times in ((0, 1), (1, 2), (19998, 1), (19999, 2)):
         assert page.count(f"line {number} xx") == times, number
-    assert "[all] line 0 xx" in page and page.count(" lines are left out here, ") == 2
+    assert "[all] line 0 xx" in page and page.count(" lines are left out here: ") == 2
     assert f"{tmp_path}" in page and "rank_0.log has all" in page
     assert 900_000 < len(page) < 1_200_000
     assert sent - len(json.dumps(page)) < 100_000 + 300_000 * cell.seconds

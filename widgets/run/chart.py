@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import html
 import itertools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from typing import Final
 from notebook_accel.stream.series import Point
 
 from .ansi import make_readable
+from .labels import format_long, format_short, measure
 from .scale import Scale, find_limits
 
 MAX_POINTS: Final = 500
@@ -21,9 +23,14 @@ WIDTH: Final = 640
 _GAP: Final = 16  # between two charts
 _HEIGHT: Final = 152
 _HEIGHT_ALONE: Final = 230
-_LEFT, _RIGHT, _TOP, _BOTTOM = 54, 8, 24, 32
+_LEFT, _RIGHT, _TOP, _BOTTOM = 60, 8, 24, 32
+_LABEL: Final = 62  # pixels of one below the x axis
 _LETTERS: Final = 6.5  # pixels of one, on the average
 _LEAST: Final = 6  # letters of a name that tell it from others
+_SHORTEST: Final = 4  # letters of a title that leaves room for others
+_BESIDE: Final = 4  # letters that the colour of a line and blanks take
+_COLOUR: Final = 1.7  # without blanks
+_BOLD: Final = 0.9  # as many letters of a title have room
 _HUES: Final = (
     (31, 119, 220),
     (220, 90, 20),
@@ -112,7 +119,7 @@ def make_panels(metrics: Mapping[str, Sequence[Point]], started: float, *, log: 
         if not (drawn := _choose_drawn(points, log)):
             continue
         together.setdefault(_SPLITS.sub("", name, count=1), {})[name] = drawn
-        colours[name] = COLOURS[len(colours) % len(COLOURS)]
+        colours[name] = choose_colour(len(colours))
         if len(colours) == MAX_SERIES:
             break
     return [
@@ -132,10 +139,21 @@ class Compared:
     Attributes:
         metrics: its points of each metric, oldest first.
         started: when it was launched, in seconds since the epoch.
+        colour: of its lines; empty for that of its place.
     """
 
     metrics: Mapping[str, Sequence[Point]]
     started: float
+    colour: str = ""
+
+
+def choose_colour(number: int) -> str:
+    """Return one of `COLOURS`, which repeat.
+
+    Args:
+        number: from 0.
+    """
+    return COLOURS[number % len(COLOURS)]
 
 
 def compare_panels(
@@ -152,7 +170,7 @@ def compare_panels(
         Panels of the first `MAX_SERIES` metrics that a run has at two places or more. The x axis is `step` if every
         point of a panel has one, else `seconds` since the launch of its run.
     """
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(runs)}
+    colours = {name: run.colour or choose_colour(number) for number, (name, run) in enumerate(runs.items())}
     panels = []
     for metric in dict.fromkeys(metric for run in runs.values() for metric in run.metrics):
         chosen = {name: _choose_drawn(run.metrics.get(metric, ()), log) for name, run in runs.items()}
@@ -263,9 +281,12 @@ def render_values(metrics: Mapping[str, Sequence[Point]], panels: Sequence[Panel
     """
     drawn = {name for panel in panels for name in panel.series}
     rest = {name: points for name, points in metrics.items() if name not in drawn}
+    shown = {
+        name: format_short(points[-1].value) for name, points in itertools.islice(rest.items(), MAX_SERIES)
+    }
     entries = [
-        f'<span style="margin-right:1.2em;white-space:nowrap">{html.escape(name)} <b>{points[-1].value:.4g}</b></span>'
-        for name, points in itertools.islice(rest.items(), MAX_SERIES)
+        f'<span style="margin-right:1.2em;white-space:nowrap">{html.escape(name)} <b>{value}</b></span>'
+        for name, value in shown.items()
     ]
     if len(rest) > MAX_SERIES:
         entries.append(f"<span>and {len(rest) - MAX_SERIES} more in <code>run.metrics</code></span>")
@@ -278,7 +299,9 @@ def describe_last_values(metrics: Mapping[str, Sequence[Point]]) -> str:
     Args:
         metrics: the points of each metric, oldest first.
     """
-    words = [f"{name} {points[-1].value:.4g}" for name, points in list(metrics.items())[:MAX_SERIES]]
+    words = [
+        f"{name} {format_short(points[-1].value)}" for name, points in list(metrics.items())[:MAX_SERIES]
+    ]
     steps = [points[-1].step for points in metrics.values() if points[-1].step is not None]
     return (f"step {max(steps)}: " if steps else "") + ", ".join(words)
 
@@ -293,19 +316,15 @@ def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) 
     low, high = min(low for low, _ in limits), max(high for _, high in limits)
     across = _scale_across(panel, width)
     up = Scale(low, high, height - _BOTTOM, _TOP, log=log)
-    yield from _render_grid(across, up, width, height, panel.axis)
-    hidden = []
+    grid, notes = _render_grid(across, up, width, height, panel.axis)
+    yield grid
     for name, pairs in panel.series.items():
-        seen = list(_cut(pairs, low, high))
-        for piece in seen:
+        for piece in _cut(pairs, low, high):
             yield _render_line(panel.colours[name], [(across(x), up(y)) for x, y in piece])
-        hidden += [y for _, y in pairs if not low <= y <= high]
-    if hidden:
-        furthest = max(hidden, key=lambda y: max(low - y, y - high))
-        yield (
-            f'<text x="{width - _RIGHT - 4}" y="{_TOP + 10}" text-anchor="end" fill="currentColor" fill-opacity="0.7">'
-            f"began at {furthest:.4g}</text>"
-        )
+    if words := _describe_hidden(ys, low, high):
+        notes.append(words)
+    if notes:
+        yield f'<text x="{_LEFT}" y="{height - 4}" fill="currentColor">{", ".join(notes)}</text>'
     yield _render_title(panel, width)
     for left, right, words in _list_stops(panel, width, stops):
         yield (
@@ -314,50 +333,66 @@ def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) 
         )
 
 
+def _describe_hidden(ys: Sequence[Sequence[float]], low: float, high: float) -> str:
+    """Return what the first values were, where they lie outside of the chart; empty where all are in it."""
+    begins = [values[0] for values in ys if not low <= values[0] <= high]
+    if begins:
+        return f"began at {' to '.join(dict.fromkeys(map(format_short, (min(begins), max(begins)))))}"
+    others = [value for values in ys for value in values if not low <= value <= high]
+    if not others:
+        return ""
+    return f"reached {format_short(max(others, key=lambda value: max(low - value, value - high)))} at first"
+
+
 def _render_title(panel: Panel, width: int) -> str:
-    """Return what stands above a chart; where its lines are many, less is said of them."""
+    """Return what stands above a chart. Where its lines are many or the title is long, both are shortened."""
     letters = int((width - _LEFT) / _LETTERS)
-    title = _shorten(panel.title, letters // 2)
-    values = {name: _format_value(panel.last[name]) for name in panel.series}
-    left = (letters - len(title)) // len(panel.series) - 4  # of each line, beside its colour and blanks
-    longest = max(map(len, values.values()))
-    room = max(6 if not title else 0, left - longest)
-    words = [f'<tspan font-weight="600">{html.escape(title)}</tspan>'] if title else []
+    values = {name: format_short(panel.last[name]) for name in panel.series}
+    names = sum(min(len(name), _LEAST) for name in panel.series)  # what has to be there of them
+    long = letters - math.ceil(names + sum(len(value) + _BESIDE for value in values.values()))
+    short = letters - math.ceil(names + _COLOUR * len(values))
+    has_values = long >= min(len(panel.title), 2 * _LEAST)
+    left = long if has_values else short
+    if left < min(len(panel.title), _SHORTEST):  # the table names them
+        return f'<text x="{_LEFT}" y="14" fill="currentColor">{_make_bold(_shorten(panel.title, letters // 2))}</text>'
+    title = _shorten(panel.title, max(_SHORTEST, int(left * _BOLD)))
+    more = (left - len(title)) // len(values)
+    words = [_make_bold(title)] if title else []
     for name, value in values.items():
         colour = f'<tspan fill="{panel.colours[name]}">━</tspan>'
-        if room >= min(len(name), _LEAST):
-            words.append(
-                f'{colour} {html.escape(_shorten(name, room))} <tspan font-weight="600">{value}</tspan>'
-            )
-        elif left + 2 >= min(len(name), _LEAST):  # names without values
-            words.append(f"{colour} {html.escape(_shorten(name, left + 2))}")
+        shown = html.escape(_shorten(name, min(len(name), _LEAST) + more))
+        words.append(f"{colour} {shown} {_make_bold(value)}" if has_values else f"{colour}{shown}")
     return f'<text x="{_LEFT}" y="14" fill="currentColor">{"  ".join(words)}</text>'
 
 
-def _format_value(value: float) -> str:
-    return f"{value:.0f}" if 1e4 <= abs(value) < 1e6 else f"{value:.4g}"
+def _make_bold(text: str) -> str:
+    return f'<tspan font-weight="600">{html.escape(text)}</tspan>'
 
 
 def _shorten(text: str, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
-def _render_grid(across: Scale, up: Scale, width: int, height: int, axis: str) -> Iterator[str]:
+def _render_grid(across: Scale, up: Scale, width: int, height: int, axis: str) -> tuple[str, list[str]]:
+    """Return the axes with their labels, and what has to be said of them below the chart."""
     bottom, right = height - _BOTTOM, width - _RIGHT
-    for y, label in up.ticks(max(4, (bottom - _TOP) // 30)):
-        yield (
-            f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="currentColor" stroke-opacity="0.15" fill="none"/>'
-            f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{label}</text>'
-        )
-    for x, label in across.ticks(max(5, (right - _LEFT) // 80)):
-        yield (
+    rows = up.ticks(max(4, (bottom - _TOP) // 30), _LEFT - 8)
+    columns = across.ticks(max(5, (right - _LEFT) // 80), _LABEL)
+    parts = [
+        f'<path d="M{_LEFT} {y:.1f}H{right}" stroke="currentColor" stroke-opacity="0.15" fill="none"/>'
+        f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" fill="currentColor">{label}</text>'
+        for y, label in rows.labels
+    ]
+    for x, label in columns.labels:
+        middle = min(x, width - measure(label) / 2)
+        parts.append(
             f'<path d="M{x:.1f} {bottom}v4" stroke="currentColor" fill="none"/>'
-            f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="currentColor">{label}</text>'
+            f'<text x="{middle:.1f}" y="{bottom + 16}" text-anchor="middle" fill="currentColor">{label}</text>'
         )
-    yield f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" stroke="currentColor" fill="none"/>'
-    yield (
-        f'<text x="{right}" y="{height - 4}" text-anchor="end" fill="currentColor" fill-opacity="0.7">{axis}</text>'
-    )
+    parts.append(f'<path d="M{_LEFT} {_TOP}V{bottom}H{right}" stroke="currentColor" fill="none"/>')
+    name = f"{axis} from {columns.start}" if columns.start else axis
+    parts.append(f'<text x="{right}" y="{height - 4}" text-anchor="end" fill="currentColor">{name}</text>')
+    return "".join(parts), [f"from {rows.start}"] if rows.start else []
 
 
 def _cut(pairs: Sequence[XY], low: float, high: float) -> Iterator[list[XY]]:
@@ -406,8 +441,8 @@ def _list_stops(panel: Panel, width: int, most: int) -> Iterator[Stop]:
     edges = [float(_LEFT), *((left + right) / 2 for left, right in itertools.pairwise(places)), float(width)]
     ordered = {name: sorted(pairs) for name, pairs in panel.series.items()}  # a run may begin again
     for x, (left, right) in zip(chosen, itertools.pairwise(edges), strict=True):
-        words = "".join(f"\n{name} {_nearest(pairs, x):.6g}" for name, pairs in ordered.items())
-        yield left, right, f"{panel.axis} {x:.6g}{words}"
+        words = "".join(f"\n{name} {format_long(_nearest(pairs, x))}" for name, pairs in ordered.items())
+        yield left, right, f"{panel.axis} {format_long(x)}{words}"
 
 
 def _scale_across(panel: Panel, width: int) -> Scale:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final, SupportsIndex, overload
 
 from notebook_accel.launch.durations import format_duration
 from notebook_accel.launch.run import Run
 
 from . import chart
+from .labels import format_short
 from .lines import WRONG
 from .page import embed_chart, find_steep
 from .table import CELL, SIGNS, join_table
@@ -30,6 +32,21 @@ class RunList(list[Run]):
         found = super().__getitem__(place)
         return RunList(found) if isinstance(found, list) else found
 
+    def find(self, number: int) -> Run:
+        """Return the run of a number, which stays the same while runs come and go.
+
+        Args:
+            number: as the compared runs show it, and `Run.number`.
+
+        Raises:
+            ValueError: the list has no such run.
+        """
+        for run in self:
+            if run.number == number:
+                return run
+        numbers = ", ".join(str(run.number) for run in self)
+        raise ValueError(f"run {number} is not in the list: it has {numbers or 'none'}")
+
     def _repr_html_(self) -> str | None:
         return render_comparison(self) or None
 
@@ -38,15 +55,15 @@ def render_comparison(runs: Sequence[Run]) -> str:
     """Return a table of runs and their metrics in common charts, as HTML without scripts; empty without a run.
 
     Args:
-        runs: each is named by its place, from 0.
+        runs: each is named by its number, and has the colour of that.
     """
     if not runs:
         return ""
-    compared = {str(place): _read(run) for place, run in enumerate(runs)}
+    compared = {str(run.number): _read(run) for run in runs}
     panels = chart.compare_panels(compared)
     words = f"metrics of {len(runs)} runs"
     parts = [_render_table(runs, compared), embed_chart(panels, words)]
-    steep = {name: chart.Compared(find_steep(run.metrics), run.started) for name, run in compared.items()}
+    steep = {name: replace(run, metrics=find_steep(run.metrics)) for name, run in compared.items()}
     if logarithmic := chart.compare_panels(steep, log=True):
         drawn = embed_chart(logarithmic, words, log=True)
         parts.append(f"<details><summary>logarithmic</summary>{drawn}</details>")
@@ -56,21 +73,21 @@ def render_comparison(runs: Sequence[Run]) -> str:
 def _read(run: Run) -> chart.Compared:
     """Return what a run has logged so far; it may be logging on."""
     metrics = {name: list(series) for name, series in list(run.record.metrics.items())}
-    return chart.Compared({name: points for name, points in metrics.items() if points}, run.started)
+    found = {name: points for name, points in metrics.items() if points}
+    return chart.Compared(found, run.started, chart.choose_colour(run.number - 1))
 
 
 def _render_table(runs: Sequence[Run], compared: dict[str, chart.Compared]) -> str:
     metrics = dict.fromkeys(metric for run in compared.values() for metric in run.metrics)
     shown = itertools.islice((name for name in metrics if name not in _COLUMNS), _MAX_COLUMNS)
     columns = [*(name for name in _COLUMNS if name != "steps" or any(run.steps for run in runs)), *shown]
-    rows = "".join(_render_row(place, run, compared[str(place)], columns) for place, run in enumerate(runs))
+    rows = "".join(_render_row(run, compared[str(run.number)], columns) for run in runs)
     return join_table("Runs", columns, rows)
 
 
-def _render_row(place: int, run: Run, compared: chart.Compared, columns: Sequence[str]) -> str:
-    colour = chart.COLOURS[place % len(chart.COLOURS)]
-    cells = {name: f"{points[-1].value:.4g}" for name, points in compared.metrics.items()} | {
-        "run": f'<span style="color:{colour}">━</span> <b>{place}</b>',
+def _render_row(run: Run, compared: chart.Compared, columns: Sequence[str]) -> str:
+    cells = {name: format_short(points[-1].value) for name, points in compared.metrics.items()} | {
+        "run": f'<span style="color:{compared.colour}">━</span> <b>{run.number}</b>',
         "function": html.escape(run.job.name),
         "processes": str(run.job.local_world_size),
         "status": f"{SIGNS[run.status]} {run.status}",

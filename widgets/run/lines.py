@@ -67,11 +67,12 @@ def render_lines(rank: int, output: Output, place: str = "") -> str:
     Args:
         rank: whose lines.
         output: the lines.
-        place: where all of them are; said where some are left out between the first and the last ones.
+        place: says where all of them are, see `describe_place`; for lines that are left out between the first and the
+            last ones.
     """
     parts = [*_render_rows(output.head, output.shared)]
     if output.head:
-        gap = f"… {output.hidden:,} lines are left out here, {place} has all …"
+        gap = f"… {output.hidden:,} lines are left out here: {place} …"
         parts.append(f'<span style="display:block;opacity:0.7">{html.escape(gap)}</span>')
     parts += _render_rows(output.rows, output.shared)
     return f'<pre role="group" aria-label="Lines of rank {rank}" style="{PRE}">{"".join(parts)}</pre>'
@@ -106,49 +107,63 @@ def has_errors(output: Output) -> bool:
     return any(_TRACE_START in line.text for line in output.lines)
 
 
-def describe_place(rank: int, log_dir: str) -> str:
-    """Return where all lines of a rank are.
+def describe_place(rank: int | str, log_dir: str, number: int) -> str:
+    """Return a clause that says where all lines of a rank are.
 
     Args:
-        rank: whose lines.
+        rank: whose lines; a word that stands for several ranks.
         log_dir: the folder with the files of the run; empty without one.
+        number: the number of the run; 0 if `runs()` does not list it.
     """
-    return f"{log_dir}/rank_{rank}.log" if log_dir else f"notebook_accel.runs()[-1].lines({rank})"
+    if log_dir:
+        return f"{log_dir}/rank_{rank}.log has all"
+    files = "log_dir= keeps all in files"
+    if not number:
+        return files
+    return (
+        f"notebook_accel.runs().find({number}).lines({rank}) has all while this kernel keeps the run; {files}"
+    )
 
 
-def describe_hidden_lines(rank: int, output: Output, log_dir: str = "") -> str:
+def describe_hidden_lines(rank: int, output: Output, log_dir: str = "", number: int = 0) -> str:
     """Return how many older lines are not shown, and where they are; empty if there are none.
 
     Args:
         rank: whose lines.
         output: the lines.
         log_dir: the folder with the files of the run; empty without one.
+        number: the number of the run; 0 if `runs()` does not list it.
     """
     if output.head or not output.hidden:
         return ""
     if output.forgotten and not log_dir:
         lost = min(output.hidden, output.forgotten)
         return f"{output.hidden:,} earlier lines, of which {lost:,} are lost: log_dir= keeps all in files"
-    return f"{output.hidden:,} earlier lines: {describe_place(rank, log_dir)}"
+    return f"{output.hidden:,} earlier lines: {describe_place(rank, log_dir, number)}"
 
 
-def render_box(rank: int, output: Output, *, is_open: bool, log_dir: str = "") -> str:
+def render_box(
+    rank: int, output: Output, *, is_open: bool, status: str = "", log_dir: str = "", number: int = 0
+) -> str:
     """Return the lines of a rank as an element that folds, scrolled to its end.
 
     Args:
         rank: whose lines.
         output: the lines.
         is_open: whether it is open at first.
+        status: what the title says of the rank, such as `✗ failed`.
         log_dir: the folder with the files of the run; empty without one.
+        number: the number of the run; 0 if `runs()` does not list it.
     """
-    title = f"Output of rank {rank}: {output.total:,} line{'' if output.total == 1 else 's'}"
+    who = f"rank {rank} {status}".rstrip()
+    title = f"Output of {who}: {output.total:,} line{'' if output.total == 1 else 's'}"
     if output.alike:
-        title += f", {output.alike:,} of them by all ranks and shown with the first"
+        title += f", {output.alike:,} of them by all ranks and shown with the first rank"
     if not (output.rows or output.head):
         return f"<div>{title}</div>" if output.total else ""
-    note = describe_hidden_lines(rank, output, log_dir)
+    note = describe_hidden_lines(rank, output, log_dir, number)
     left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
-    shown = render_lines(rank, output, describe_place(rank, log_dir))
+    shown = render_lines(rank, output, describe_place(rank, log_dir, number))
     return (
         f"<details{' open' if is_open else ''}><summary>{title}</summary>{left_out}"
         f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto;display:flex;'

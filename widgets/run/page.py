@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from notebook_accel.events import Display
@@ -13,8 +13,8 @@ from notebook_accel.launch.durations import format_duration
 from notebook_accel.stream.series import Point
 
 from . import ansi, chart
-from .lines import MARKED, PRE, WRONG, classify_lines, is_shared, render_box
-from .picture import Bar, FailureSummary, Picture
+from .lines import MARKED, PRE, WRONG, classify_lines, describe_place, is_shared, render_box
+from .picture import BAD, Bar, FailureSummary, Picture, sort_ranks
 from .table import (
     MOST_ROWS,
     MOST_SINGLE,
@@ -31,6 +31,9 @@ _USAGE_POINTS: Final = 120  # of a line: a saved notebook has them all
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
+PICTURE_TEXT: Final = "#333333"
+PICTURE_GROUND: Final = "#ffffff"
+"""A picture knows nothing of the notebook's theme, and no text can be read well on a white and on a dark one."""
 
 
 # -- parts
@@ -230,13 +233,24 @@ def render_page(picture: Picture) -> str:
         parts.append(f"<details><summary>memory and load</summary>{used}</details>")
     if picture.background:
         parts.append(render_displays(picture.displays))
-    first = min((rank for rank, output in picture.outputs.items() if output.rows), default=None)
-    parts += [
-        render_box(rank, output, is_open=rank == first, log_dir=picture.log_dir)
-        for rank, output in picture.outputs.items()
-    ]
+    parts += _render_boxes(picture)
     parts.append(render_hidden_outputs(picture))
     return f'<div class="accel-run accel-run-static" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'
+
+
+def _render_boxes(picture: Picture) -> Iterator[str]:
+    """Yield the lines of each rank. Those that are read first are open: of the first failure, and of the first rank."""
+    shown = [rank for rank in sort_ranks(picture) if picture.outputs[rank].rows]
+    for rank in sort_ranks(picture):
+        status = picture.find_status(rank)
+        yield render_box(
+            rank,
+            picture.outputs[rank],
+            is_open=rank in (*shown[:1], min(shown, default=rank)),
+            status=f"{SIGNS[status]} {status}" if status in BAD else "",
+            log_dir=picture.log_dir,
+            number=picture.number,
+        )
 
 
 def _render_static_chart(picture: Picture) -> str:
@@ -272,10 +286,14 @@ def embed_chart(panels: Sequence[chart.Panel], words: str, *, log: bool = False)
         words: see `chart.render_svg`.
         log: whether the y axes are logarithmic.
     """
-    drawn = chart.render_svg(panels, words, log=log).replace(
-        "var(--jp-ui-font-color1,currentColor)", "#767676"
-    )
-    return _embed_svg(drawn, words, chart.render_areas(panels)) if drawn else ""
+    if not (drawn := chart.render_svg(panels, words, log=log)):
+        return ""
+    drawn = drawn.replace("var(--jp-ui-font-color1,currentColor)", PICTURE_TEXT)
+    head, mark, rest = drawn.partition(">")
+    drawn = f'{head}{mark}<rect width="100%" height="100%" fill="{PICTURE_GROUND}"/>{rest}'
+    image = _embed_svg(drawn, words, chart.render_areas(panels))
+    card = f"display:inline-block;max-width:100%;padding:6px;border-radius:4px;background:{PICTURE_GROUND}"
+    return f'<div style="{card}">{image}</div>'
 
 
 def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
@@ -326,7 +344,7 @@ def render_hidden_outputs(picture: Picture) -> str:
     if not picture.hidden_outputs:
         return ""
     ranks = "1 more rank" if picture.hidden_outputs == 1 else f"{picture.hidden_outputs:,} more ranks"
-    place = f"{picture.log_dir}/rank_*.log" if picture.log_dir else "notebook_accel.runs()[-1].lines(rank)"
+    place = describe_place("*" if picture.log_dir else "rank", picture.log_dir, picture.number)
     return f'<div style="opacity:0.8">lines of {ranks}: {html.escape(place)}</div>'
 
 

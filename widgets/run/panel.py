@@ -10,12 +10,13 @@ import ipywidgets
 
 from notebook_accel.stream.sinks import escape_surrogates
 
-from . import lines, page, table
+from . import page, table
 from .figures import Figures, close_whole
-from .picture import Output, Picture
+from .panes import Panes, choose_panes
+from .parts import handle_clicks_during_cells, set_trait
+from .picture import Picture
 
 _CHART_SECONDS: Final = 1.0
-_HIDDEN_SECONDS: Final = 1.0
 # The element of the widget itself scrolls, because it stays when the text inside it changes. With the reversed
 # direction it shows the newest line. If the user has scrolled up, it keeps that distance from the newest line.
 _STYLE: Final = """<style>
@@ -51,10 +52,8 @@ class Panel:
     def __init__(self, stop: Callable[[], None]) -> None:
         self._stop_run = stop
         self._parts: dict[str, Any] = {}  # by name: texts, choices, and what holds them
-        self._lines: dict[int, Any] = {}
-        self._states: dict[int, object] = {}
-        self._titles: dict[int, str] = {}
-        self._next_chart = self._next_hidden = 0.0
+        self._panes: Panes | None = None
+        self._next_chart = 0.0
         self._chart_state: object = None
         self._figures: Figures | None = None
         self.status = ipywidgets.HTML()
@@ -70,7 +69,7 @@ class Panel:
         self._upper.add_class("accel-run-head")
         self.box = ipywidgets.VBox([self._make_text(_STYLE), self._upper])
         self.box.add_class("accel-run")
-        _handle_clicks_during_cells(self._stop)
+        handle_clicks_during_cells(self._stop)
 
     def show(self, picture: Picture) -> None:
         """Show a picture. The chart and hidden tabs change at most once a second.
@@ -79,9 +78,9 @@ class Panel:
             picture: the run as it is now.
         """
         now = time.monotonic()
-        _set(self.status, "value", f'<b role="status">{page.describe_status(picture)}</b>')
-        _set(self._head, "value", page.render_headline(picture))
-        _set(self._stop, "description", "Stop now" if picture.stopping else "Stop")
+        set_trait(self.status, "value", f'<b role="status">{page.describe_status(picture)}</b>')
+        set_trait(self._head, "value", page.render_headline(picture))
+        set_trait(self._stop, "description", "Stop now" if picture.stopping else "Stop")
         every = self._is_chosen("every")
         if picture.distributed:
             self._show_text("table", table.render_table(picture, every_rank=every))
@@ -91,12 +90,10 @@ class Panel:
             self._next_chart = now + _CHART_SECONDS
             self._show_chart(picture)
             self._show_text("usage", page.render_usage(picture) if self._is_chosen("load") else "")
-        for rank, output in picture.outputs.items():
-            if output.rows and picture.distributed:
-                self._show_lines(rank, output, now)
-        self._show_text("hidden", page.render_hidden_outputs(picture) if self._lines else "")
-        if now >= self._next_hidden:
-            self._next_hidden = now + _HIDDEN_SECONDS
+        if picture.distributed and (panes := choose_panes(picture, self._panes)) is not None:
+            self._panes = panes
+            panes.show(picture)
+        self._show_text("hidden", page.render_hidden_outputs(picture) if self._panes is not None else "")
         self._show_text(
             "failure", page.render_failure(picture.failure) if picture.failure is not None else ""
         )
@@ -111,12 +108,13 @@ class Panel:
         Args:
             html: the static page.
         """
-        parts = [*self.box.children, *self._upper.children, *self._parts.values(), *self._lines.values()]
+        parts = [*self.box.children, *self._upper.children, *self._parts.values()]
         self.box.children = (ipywidgets.HTML(escape_surrogates(html)),)
-        if self._figures is not None:
-            self._figures.close()
+        held = [each for each in (self._figures, self._panes) if each is not None]
+        for each in held:
+            each.close()
         for part in dict.fromkeys(parts):
-            if self._figures is None or part is not self._figures.box:
+            if not any(part is each.box for each in held):
                 close_whole(part)
 
     def _arrange(self, picture: Picture) -> None:
@@ -130,14 +128,14 @@ class Panel:
         parts += chart
         if choices:
             parts.append(self._make_part("choices", ipywidgets.HBox, "accel-run-choices"))
-            _set(parts[-1], "children", tuple(map(self._make_choice, choices)))
+            set_trait(parts[-1], "children", tuple(map(self._make_choice, choices)))
         parts += self._find_filled("usage")
-        parts += [self._parts["tabs"], *self._find_filled("hidden")] if self._lines else []
+        parts += [self._panes.box, *self._find_filled("hidden")] if self._panes is not None else []
         parts += [self._figures.box] if self._figures is not None and self._figures.box.children else []
         parts += self._find_filled("failure")
-        _set(self.box, "children", tuple(parts))
+        set_trait(self.box, "children", tuple(parts))
         upper = (self.status, self._head, *([self._stop] if picture.distributed else []))
-        _set(self._upper, "children", upper)
+        set_trait(self._upper, "children", upper)
 
     # -- parts
 
@@ -148,7 +146,7 @@ class Panel:
         if value and name not in self._parts:
             self._parts[name] = self._make_text()
         if name in self._parts:
-            _set(self._parts[name], "value", value)
+            set_trait(self._parts[name], "value", value)
 
     def _find_filled(self, *names: str) -> list[Any]:
         """Return the texts of these names that are not empty."""
@@ -160,7 +158,7 @@ class Panel:
             self._parts[name] = kind()
             if css_class:
                 self._parts[name].add_class(css_class)
-            _handle_clicks_during_cells(self._parts[name])
+            handle_clicks_during_cells(self._parts[name])
         return self._parts[name]
 
     def _make_choice(self, name: str) -> Any:
@@ -182,56 +180,8 @@ class Panel:
             self._chart_state = state
             self._show_text("chart", page.render_chart(picture, log=self._is_chosen("log")))
 
-    def _show_lines(self, rank: int, output: Output, now: float) -> None:
-        if rank not in self._lines:
-            self._add_tab(rank)
-        tabs = self._parts["tabs"]
-        hidden = tabs.selected_index != list(self._lines).index(rank)
-        state = (output.total, [event.text for event in output.unfinished])
-        if self._states.get(rank) == state or (hidden and now < self._next_hidden):
-            return
-        self._states[rank] = state
-        _set(self._lines[rank], "value", lines.render_lines(rank, output))
-        title = f"rank {rank} ✗" if lines.has_errors(output) else f"rank {rank}"
-        if self._titles.get(rank) != title:
-            self._titles[rank] = title
-            tabs.set_title(list(self._lines).index(rank), title)
-
-    def _add_tab(self, rank: int) -> None:
-        pane, tabs = self._make_text(), self._make_part("tabs", ipywidgets.Tab)
-        pane.add_class("accel-run-lines")
-        if pane.has_trait("tabbable"):  # since ipywidgets 8: lets the keyboard scroll it
-            pane.tabbable = True
-        self._lines[rank] = pane
-        self._lines = dict(sorted(self._lines.items()))
-        tabs.children = tuple(self._lines.values())
-        if tabs.selected_index is None:
-            tabs.selected_index = 0
-        self._titles.clear()
-        for number, known in enumerate(self._lines):
-            tabs.set_title(number, f"rank {known}")
-
     def _on_stop(self, _: Any) -> None:
         self._stop_run()
 
     def _on_choice(self, _: Any) -> None:
         self._next_chart = 0.0
-
-
-def _set(widget: Any, name: str, value: Any) -> None:
-    """Change a trait only if its value differs, because the browser redraws it after every change."""
-    if isinstance(value, str):
-        value = escape_surrogates(value)
-    if getattr(widget, name) != value:
-        setattr(widget, name, value)
-
-
-def _handle_clicks_during_cells(*widgets: Any) -> None:
-    """Let clicks be handled while a cell runs, if the front end sends them to a thread of their own (a subshell).
-
-    ipykernel 7.4 would send them back to the thread that made the widget, which is busy with the cell.
-    """
-    for widget in widgets:
-        comm: Any = getattr(widget, "comm", None)
-        if hasattr(comm, "_reply_subshell_for"):
-            comm._reply_subshell_for = None

@@ -25,8 +25,9 @@ EventT = TypeVar("EventT", bound=Event)
 
 _WAITING_SECONDS: Final = 1.0  # shorter waits happen in every step
 _OVER: Final = ("done", "failed", "stopped", "left")
+BAD: Final = ("failed", "killed")  # of a rank
 _MAX_BARS: Final = 6  # for each rank
-MOST_OUTPUTS: Final = 32
+MOST_OUTPUTS: Final = 64
 """With more ranks, the lines of some are shown: of the first ones, and of those that failed."""
 _SOME_OUTPUTS: Final = 16
 
@@ -146,6 +147,7 @@ class Picture:
 
     Attributes:
         name: name of the function.
+        number: its number among the runs of the notebook; 0 if `runs()` does not list it.
         status: status of the run.
         seconds: how long the run has lasted.
         started: when it was launched, in seconds since the epoch.
@@ -164,6 +166,7 @@ class Picture:
         notice: the last message of the launcher itself; empty without one.
         log_dir: the folder with the lines of all ranks; empty without one.
         hidden_outputs: of how many ranks the output is left out, because there are too many.
+        cause: the rank that failed first; None where none has.
     """
 
     name: str
@@ -185,11 +188,31 @@ class Picture:
     notice: str = ""
     log_dir: str = ""
     hidden_outputs: int = 0
+    number: int = 0
+    cause: int | None = None
 
     @property
     def is_over(self) -> bool:
         """Whether the run has ended."""
         return self.status in _OVER
+
+    def find_status(self, rank: int) -> RankStatus | None:
+        """Return the status of a rank; None if it is not known.
+
+        Args:
+            rank: which one.
+        """
+        return next((state.status for state in self.ranks if state.rank == rank), None)
+
+
+def sort_ranks(picture: Picture) -> list[int]:
+    """Return the ranks whose output is to be shown: what failed first, then what failed besides, then the others.
+
+    Args:
+        picture: the run.
+    """
+    bad = {state.rank for state in picture.ranks if state.status in BAD}
+    return sorted(picture.outputs, key=lambda rank: (rank != picture.cause, rank not in bad, rank))
 
 
 def make_picture(
@@ -222,6 +245,7 @@ def make_picture(
     cause = _find_cause(run)
     return Picture(
         name=job.name,
+        number=run.number,
         status=status,
         seconds=run.seconds,
         started=run.started,
@@ -244,6 +268,7 @@ def make_picture(
         notice="" if run.is_over and not run.failure else record.notice,
         log_dir="" if job.log_dir is None else os.fspath(job.log_dir),
         hidden_outputs=len(wanted) - len(shown),
+        cause=None if cause is None else cause.rank,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from notebook_accel.launch.durations import format_duration
 
 from .lines import WRONG
-from .picture import Picture, RankState, Usage
+from .picture import BAD, Picture, RankState, Usage
 
 MOST_ROWS: Final = 16
 """With more ranks, those that are in the same state have one row."""
@@ -27,7 +27,6 @@ SIGNS: Final = {
     "left": "…",
 }
 CELL: Final = "text-align:left;padding:2px 12px 2px 0;white-space:nowrap"
-_BAD: Final = ("failed", "killed")
 
 
 def render_table(picture: Picture, *, every_rank: bool = False) -> str:
@@ -83,7 +82,7 @@ def _render_row(state: RankState, texts: dict[str, str]) -> str:
     (_, who), *rest = texts.items()
     cells = [f'<th scope="row" style="{CELL};font-weight:600">{who}</th>']
     for name, text in rest:
-        wrong = name in ("status", "what happened") and state.status in _BAD
+        wrong = name in ("status", "what happened") and state.status in BAD
         style = f"{CELL};color:{WRONG}" if wrong else CELL
         style += ";white-space:normal" if name == "what happened" else ""
         more = f' title="{html.escape(state.detail)}"' if state.detail and name == "what happened" else ""
@@ -112,7 +111,7 @@ def _group(ranks: Sequence[RankState], *, by_node: bool) -> list[tuple[RankState
     for state in ranks:
         node = state.node if by_node else ""
         groups.setdefault((node, state.status, state.waiting, state.note), []).append(state)
-    return sorted(map(tuple, groups.values()), key=lambda group: group[0].status not in _BAD)
+    return sorted(map(tuple, groups.values()), key=lambda group: group[0].status not in BAD)
 
 
 def describe_ranks(ranks: Sequence[int]) -> str:

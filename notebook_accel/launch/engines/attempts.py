@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, Literal, TypeVar
 
 from ... import interrupts
+from ...errors import LaunchError
 from ...events import Phase
 from ...stream.record import RunRecord
 from ..job import Job
@@ -111,15 +112,21 @@ class GroupEngine(Engine, Generic[PlanT]):
         try:
             with self.plan(job) as plan:
                 _say(deliver, "starting", "" if job.quiet else self.describe_launch(job, plan))
-                hang = ""
+                hang = cause = ""
                 for number in range(self.first_attempt, job.max_restarts + 1):
                     if group is not None:
                         obstacle = self.find_obstacle(job, plan, _make_wait(deliver, control))
-                        if not _announce_restart(job, record, deliver, number, hang, obstacle):
+                        cause = describe_cause(record, hang)
+                        if not _announce_restart(job, deliver, number, cause, obstacle):
                             break
                     attempt = Attempt(job=job, record=record, deliver=deliver, control=control, number=number)
                     group = self.make_group(plan, attempt)
-                    state = run_attempt(group)
+                    try:
+                        state = run_attempt(group)
+                    except LaunchError as error:
+                        if cause:
+                            failures.add_note(error, f"before this, {cause}")
+                        raise
                     hang = group.hang
                     if state not in ("failed", "hung"):
                         break
@@ -146,14 +153,11 @@ def _make_wait(deliver: Deliver, control: Control) -> Wait:
     return wait
 
 
-def _announce_restart(
-    job: Job, record: RunRecord, deliver: Deliver, number: int, hang: str, obstacle: str
-) -> bool:
+def _announce_restart(job: Job, deliver: Deliver, number: int, cause: str, obstacle: str) -> bool:
     """Say that the workers start again and why, or why they cannot; return whether they can."""
     if obstacle:
         _say(deliver, "starting", f"no restart {number} of {job.max_restarts}: {obstacle}")
     else:
-        cause = describe_cause(record, hang)
         _say(deliver, "restarting", f"{cause}; restart {number} of {job.max_restarts}")
     return not obstacle
 

@@ -13,6 +13,7 @@ import torch
 
 from ...events import Frame, RaisedError, RecordedCollective, StackReport
 from ..checks.fork_obstacles import describe_file, is_cell
+from ..rank_names import name_process
 
 _STATES: Final = {
     psutil.STATUS_STOPPED: "is stopped by a signal, SIGSTOP or SIGTSTP: `kill -CONT {pid}` lets it go on",
@@ -77,6 +78,7 @@ def describe_hang(
     returned: Collection[int],
     seconds: float,
     states: Mapping[int, str],
+    nodes: Mapping[int, str] | None = None,
 ) -> str:
     """Return the stack of each rank of a run, and what the ranks wait for.
 
@@ -88,10 +90,12 @@ def describe_hang(
         seconds: how long nothing was heard of any rank.
         states: why the process of a rank cannot go on, as `find_process_state` says it; ranks without such a cause are
             left out.
+        nodes: the host or node of each rank by its number, where that needs a word; None for none.
 
     Returns:
         Lines of text.
     """
+    nodes = nodes or {}
     rows = [f"nothing was heard of {_name_ranks(running)} for {seconds:.0f} s"]
     waiting = {rank: stack.collective for rank, stack in stacks.items() if stack.collective}
     others = sorted({*returned, *(rank for rank in stacks if rank not in waiting)})
@@ -104,7 +108,7 @@ def describe_hang(
     elif len(set(waiting.values())) > 1:
         rows[0] += ": they are in different collectives"
     for rank in sorted(running):
-        who = f"rank {rank} (process {running[rank]})"
+        who = name_process(rank, running[rank], nodes.get(rank, ""))
         if rank in states:
             rows.append(f"{who} {states[rank]}")
             continue

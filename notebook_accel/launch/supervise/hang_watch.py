@@ -93,13 +93,20 @@ class HangWatch:
     def _begin_anew(self) -> None:
         self._asked_at, self._is_reported, self._others_ask = None, False, False
 
-    def look(self, running: Mapping[int, int], ready: Collection[int], returned: Collection[int]) -> str:
+    def look(
+        self,
+        running: Mapping[int, int],
+        ready: Collection[int],
+        returned: Collection[int],
+        nodes: Mapping[int, str] | None = None,
+    ) -> str:
         """Ask or report where that is due; comes several times a second.
 
         Args:
             running: process ids by rank, of ranks that have not ended.
             ready: ranks whose process can be asked.
             returned: ranks that have returned.
+            nodes: the host or node of each rank by its number, where that needs a word; None for none.
 
         Returns:
             The report of a hang at the look that reports it, else empty.
@@ -125,7 +132,7 @@ class HangWatch:
         self._deaf_until = now + _DEAF_SECONDS
         stacks = {rank: stack for rank, stack in self._stacks.items() if rank in running}
         mute = {rank: state for rank in running.keys() - stacks.keys() if (state := self._find_state(rank))}
-        text = hang_report.describe_hang(stacks, running, ready, returned, now - self._news, mute)
+        text = hang_report.describe_hang(stacks, running, ready, returned, now - self._news, mute, nodes)
         self._deliver([Notice(rank=-1, time=time.time(), text=text)])
         if STACK_SIGNAL is not None:
             for rank in silent - mute.keys():

@@ -173,6 +173,14 @@ class WorkerGroup(ABC, Generic[MemberT]):
         """
         return ""
 
+    def find_node(self, rank: int) -> str:
+        """Return the host or node of a rank, where process ids of several machines are told; else empty.
+
+        Args:
+            rank: the worker's.
+        """
+        return ""
+
     def on_look(self) -> None:
         """Do what else is due, at each look of `watch`."""
 
@@ -281,7 +289,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
         phases = self._record.phases
         told = (rank for rank in running if rank in phases and phases[rank].name == "running")
         ready = {rank for rank in told if self.can_be_asked(rank)}
-        report = self.hang_watch.look(running, ready, list(self._record.results))
+        nodes = {rank: node for rank in running if (node := self.find_node(rank))}
+        report = self.hang_watch.look(running, ready, list(self._record.results), nodes)
         self.hang = report if self._job.on_hang == "raise" else ""
         return bool(self.hang)
 
@@ -322,6 +331,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
             killer=killer,
             moment=time.monotonic(),
             alive=member.alive,
+            node=self.find_node(member.rank),
         )
 
     def find_killer(self) -> str:
@@ -342,7 +352,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
         if self._delivery.is_stopping or self._delivery.has_outcome(member.rank):
             return
         self.stop(_LAST_WORDS_SECONDS, signal.SIGTERM)
-        lost = Failure(rank=member.rank, time=now, pid=member.pid, lost=explain(member), moment=moment)
+        node, text = self.find_node(member.rank), explain(member)
+        lost = Failure(rank=member.rank, time=now, pid=member.pid, lost=text, moment=moment, node=node)
         self._delivery.report(lost)
 
     # -- ending

@@ -26,6 +26,7 @@ from ...errors import WorkerError, WorkerExitedError, WorkerKilledError
 from ...events import Failure, Pickle, RaisedError
 from ...stream.emit import Emitter
 from ...trust import plain
+from ..rank_names import name_process
 from ..signals import likely_cause, name_of
 from . import tracebacks
 from .pickling import pack, unpack
@@ -235,7 +236,7 @@ def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -
         last_words: the last lines of its errors, where it ended before it called its function; None where it called it.
     """
     code, rank, pid = failure.exitcode, failure.rank, failure.pid
-    who = f"rank {rank} (process {pid})"
+    who = name_process(rank, pid, failure.node)
     if failure.lost:
         return WorkerError(f"{who if pid else f'rank {rank}'} is lost: {failure.lost}", rank=rank, pid=pid)
     if code is None:
@@ -330,9 +331,8 @@ def describe_failure(failure: Failure, cause: Failure | None = None) -> str:
     """
     if failure.error is None:
         return str(make_exit_error(failure))
-    who = f"rank {failure.rank} (process {failure.pid})"
-    if describe_library(failure, cause):
-        assert cause is not None
+    who = name_process(failure.rank, failure.pid, failure.node)
+    if cause is not None and describe_library(failure, cause):
         return f"{who} lost rank {cause.rank}, which had failed"
     return f"{who} raised {_describe_raised(failure.error)}"
 

@@ -36,7 +36,7 @@ from ..transfer import cell_sources, failures
 from ..transfer.random_states import RandomStates
 from ..transfer.shared_memory import SharedPickle
 from ..transfer.unpicklable import pack_value
-from . import lifeline
+from . import lifeline, spawned_children
 from .metrics_reporter import WorkerReporter
 from .order_listener import OrderListener
 
@@ -66,6 +66,7 @@ class WorkerSpec:
         random_states: the notebook's, set before the function is called.
         sources: lines of the notebook's cells, by the file name under which they were compiled.
         serve: what the worker does instead of calling a function once: it serves calls until it is told to leave.
+        stops_all_nodes: whether the launcher that starts the process has the ranks of all nodes.
         leaves_last: whether the process holds the store where all ranks meet: then it waits until the others have left.
         setup: called before the function, when all workers are started.
     """
@@ -87,6 +88,7 @@ class WorkerSpec:
     random_states: RandomStates
     sources: Mapping[str, list[str]]
     serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
+    stops_all_nodes: bool = False
     leaves_last: bool = False
     setup: Callable[[], None] | None = None
 
@@ -139,6 +141,7 @@ def _become_worker(spec: WorkerSpec) -> None:
         os.chdir(spec.directory)
     if spec.child_start_method is not None:
         multiprocessing.set_start_method(spec.child_start_method, force=True)
+    spawned_children.hand_down()
     capture.unused_stdin()
 
 
@@ -149,7 +152,8 @@ def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
     try:
         _prepare_for_function(spec, output)
         stop_point = StopPoint()
-        runtime.set_reporter(WorkerReporter(emitter, output.flush, stop_point))
+        reporter = WorkerReporter(emitter, output.flush, stop_point, stops_all_nodes=spec.stops_all_nodes)
+        runtime.set_reporter(reporter)
         if spec.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
         if spec.serve is not None:

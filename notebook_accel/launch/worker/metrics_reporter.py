@@ -16,9 +16,18 @@ class WorkerReporter:
         emitter: sends events.
         flush: returns when the notebook has this worker's output, or after a moment.
         stop_point: knows where the ranks are to stop.
+        stops_all_nodes: whether one launcher has the ranks of all nodes.
     """
 
-    def __init__(self, emitter: Emitter, flush: Callable[[], None], stop_point: StopPoint) -> None:
+    def __init__(
+        self,
+        emitter: Emitter,
+        flush: Callable[[], None],
+        stop_point: StopPoint,
+        *,
+        stops_all_nodes: bool = False,
+    ) -> None:
+        self.stops_all_nodes = stops_all_nodes
         self._emitter = emitter
         self._flush = flush
         self._stop_point = stop_point
@@ -50,5 +59,5 @@ class WorkerReporter:
         emitter.emit(save)
 
     def should_stop(self) -> bool:
-        """Return whether the ranks of this node are to stop here."""
+        """Return whether the ranks of the launcher are to stop here."""
         return self._stop_point.reached()

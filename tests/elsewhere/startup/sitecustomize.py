@@ -1,9 +1,9 @@
 """Makes this package believe that it runs on macOS or Windows, and takes away what it would not find there.
 
-Python imports this as it starts, where the folder is on the path. `NOTEBOOK_ACCEL_TEST_SYSTEM` names the system, `darwin`
-or `win32`. Only modules of this package are changed, as they are loaded: the libraries under them stay those of Linux, and
-work, but that processes start by `spawn` where nobody says how. What cannot be shown that way: files that cannot be renamed
-while they are open, other separators in paths, a console's Ctrl+C.
+Python imports this as it starts, where the folder is on the path. `NOTEBOOK_ACCEL_TEST_SYSTEM` names the system,
+`darwin` or `win32`. Only modules of this package are changed, as they are loaded. The libraries under them stay those
+of Linux, and work, but that processes start by `spawn` where nobody says how. What cannot be shown that way: files that
+cannot be renamed while they are open, other separators in paths, a console's Ctrl+C.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import importlib.util
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 SYSTEM: Final = os.environ.get("NOTEBOOK_ACCEL_TEST_SYSTEM", "")
@@ -26,8 +26,8 @@ _PACKAGE: Final = "notebook_accel"
 _NOT_ON_MACOS: Final = {
     "mmap": "MADV_DONTDUMP MAP_NORESERVE MAP_POPULATE",
     "fcntl": "F_GETPIPE_SZ F_GETSIG F_NOTIFY F_SETPIPE_SZ F_SETSIG",
-    "os": "MFD_CLOEXEC O_DIRECT O_PATH O_TMPFILE copy_file_range eventfd getrandom memfd_create pidfd_open posix_fadvise "
-    "sched_getaffinity sched_setaffinity splice",
+    "os": "MFD_CLOEXEC O_DIRECT O_PATH O_TMPFILE copy_file_range eventfd getrandom memfd_create pidfd_open "
+    "posix_fadvise sched_getaffinity sched_setaffinity splice",
     "resource": "prlimit",
     "select": "EPOLLERR EPOLLET EPOLLHUP EPOLLIN EPOLLOUT epoll",
     "selectors": "EpollSelector",
@@ -36,19 +36,21 @@ _NOT_ON_MACOS: Final = {
 }
 _NOT_ON_WINDOWS: Final = {
     "mmap": "MADV_DONTNEED MADV_WILLNEED MAP_ANONYMOUS MAP_PRIVATE MAP_SHARED PROT_READ PROT_WRITE",
-    "os": "O_ASYNC O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK WNOHANG chown fchown fork forkpty fstatvfs getegid geteuid "
-    "getgid getgroups getloadavg getpgid getpgrp getsid getuid killpg lchown mkfifo mknod nice openpty posix_spawn pread "
-    "preadv pwrite pwritev readv register_at_fork sendfile setpgid setpgrp setsid setuid statvfs sysconf ttyname uname "
-    "wait wait3 wait4 waitid writev",
+    "os": "O_ASYNC O_CLOEXEC O_DIRECTORY O_NOFOLLOW O_NONBLOCK WNOHANG chown fchown fork forkpty fstatvfs "
+    "getegid geteuid getgid getgroups getloadavg getpgid getpgrp getsid getuid killpg lchown mkfifo mknod "
+    "nice openpty posix_spawn pread preadv pwrite pwritev readv register_at_fork sendfile setpgid setpgrp "
+    "setsid setuid statvfs sysconf ttyname uname wait wait3 wait4 waitid writev",
     "select": "POLLERR POLLHUP POLLIN POLLOUT poll",
     "selectors": "PollSelector",
-    "signal": "ITIMER_REAL SIGALRM SIGCHLD SIGCONT SIGHUP SIGIO SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGTTIN SIGTTOU "
-    "SIGURG SIGUSR1 SIGUSR2 SIGXCPU SIG_BLOCK SIG_SETMASK SIG_UNBLOCK alarm getitimer pause pthread_kill pthread_sigmask "
-    "setitimer siginterrupt sigpending sigwait",
+    "signal": "ITIMER_REAL SIGALRM SIGCHLD SIGCONT SIGHUP SIGIO SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGTSTP SIGTTIN "
+    "SIGTTOU SIGURG SIGUSR1 SIGUSR2 SIGXCPU SIG_BLOCK SIG_SETMASK SIG_UNBLOCK alarm getitimer pause "
+    "pthread_kill pthread_sigmask setitimer siginterrupt sigpending sigwait",
     "socket": "AF_UNIX CMSG_LEN CMSG_SPACE MSG_DONTWAIT MSG_NOSIGNAL SCM_RIGHTS SO_REUSEPORT recv_fds send_fds",
     "time": "CLOCK_MONOTONIC CLOCK_REALTIME clock_gettime tzset",
 }
-_NO_MODULES_OF_WINDOWS: Final = frozenset({"fcntl", "grp", "pty", "pwd", "readline", "resource", "termios", "tty"})
+_NO_MODULES_OF_WINDOWS: Final = frozenset(
+    {"fcntl", "grp", "pty", "pwd", "readline", "resource", "termios", "tty"}
+)
 
 
 class _StandIn(types.ModuleType):
@@ -113,7 +115,9 @@ class _Finder(importlib.abc.MetaPathFinder):
         if fullname.partition(".")[0] != _PACKAGE:
             return None
         others: list[Any] = [finder for finder in sys.meta_path if finder is not self]
-        found = (finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec"))
+        found = (
+            finder.find_spec(fullname, path, target) for finder in others if hasattr(finder, "find_spec")
+        )
         spec: importlib.machinery.ModuleSpec | None = next((one for one in found if one is not None), None)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             assert spec.origin is not None

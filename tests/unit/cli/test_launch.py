@@ -183,6 +183,45 @@ def test_a_flag_without_effect_is_remarked() -> None:
     assert "no effect" not in used.output and used.exit_code == 0
 
 
+BOTH = "hosts: [gpu1:2, gpu2:2]\nslurm: [partition=gpu]\nnum_processes: 4\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "used", "idle"),
+    [
+        (["--engine=slurm"], "slurm", "hosts"),
+        (["--engine=ssh"], "hosts", "slurm"),
+        ([], "hosts", "slurm"),
+        (["--slurm=time=30"], "slurm", "hosts"),
+    ],
+)
+def test_what_a_config_has_for_another_engine_is_left_out(words: list[str], used: str, idle: str) -> None:
+    Path("c.yaml").write_text(BOTH)
+    plan = plan_of(*words, config_file="c.yaml")
+    assert getattr(plan.config, used) and not getattr(plan.config, idle)
+    assert plan.config.engine == {"hosts": "ssh", "slurm": "slurm"}[used]
+    said = dry("--config_file=c.yaml", *words)
+    assert f"Warning: {idle} of c.yaml has no effect: it is for engine=" in said.output
+    assert idle not in rows(said.stdout)
+
+
+def test_what_a_flag_has_for_another_engine_stays(capsys: pytest.CaptureFixture[str]) -> None:
+    (text,) = refused(capsys, "--engine=elastic", "--hosts=gpu1", "--cpu", "--num_processes=2", "train.py")
+    assert "hosts=['gpu1'] with engine='elastic': it is for engine='ssh'" in text
+
+
+def test_hosts_may_be_a_list() -> None:
+    assert plan_of("--hosts=gpu1, gpu2:4", "--hosts", "gpu3").config.hosts == ("gpu1", "gpu2:4", "gpu3")
+    Path("c.yaml").write_text("hosts: gpu1,gpu2\n")
+    assert plan_of(config_file="c.yaml").config.hosts == ("gpu1", "gpu2")
+
+
+def test_a_host_that_is_taken_for_the_script(capsys: pytest.CaptureFixture[str]) -> None:
+    (text,) = refused(capsys, "--hosts", "node1", "node2", "train.py")
+    assert text.startswith("node2 does not exist in ")
+    assert text.endswith("; where it is a host too, write --hosts node1,node2")
+
+
 def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--num_processes=two", "--mixed_precision", "bf17", "--multi_gpu", "--use_fsdp", "trian.py")
     assert refused(capsys, *words) == [
@@ -402,3 +441,31 @@ def test_the_command_of_a_dry_run_is_torchruns() -> None:
     assert dry(*words).output.splitlines()[1].split()[1] == "--nnodes=1:2"
     assert rows(dry(*words).output)["WORLD_SIZE"] == ("2..4", "torch elastic")
     assert dry("--cpu").output.splitlines()[1].split() == [sys.executable, "train.py"]
+
+
+def test_a_dry_run_shows_the_job_that_would_be_submitted() -> None:
+    words = (
+        "--engine=slurm",
+        "--num_machines=2",
+        "--num_processes=8",
+        "--slurm=partition=gpu",
+        "--slurm=exclusive",
+    )
+    lines = [line.strip() for line in dry(*words).output.splitlines()]
+    shown = lines[lines.index("Job") + 1 :]
+    assert shown[:2] == [
+        "8 processes on 2 nodes by SLURM, 4 on each",
+        "sbatch --nodes=2 --ntasks-per-node=4 --partition=gpu --exclusive",
+    ]
+    assert "a process for each GPU" in dry("--engine=slurm").output
+
+
+def test_a_dry_run_shows_hosts_and_ranks() -> None:
+    lines = [line.strip() for line in dry("--hosts=gpu1:4,gpu2").output.splitlines()]
+    at = lines.index("Hosts")
+    assert [line.split(maxsplit=1) for line in lines[at + 1 : at + 3]] == [
+        ["gpu1", "ranks 0..3"],
+        ["gpu2", "a rank for each GPU, or one"],
+    ]
+    lines = [line.strip() for line in dry("--hosts=gpu1:4,gpu2:1").output.splitlines()]
+    assert lines[lines.index("Hosts") + 2].split(maxsplit=1) == ["gpu2", "rank 4"]

@@ -309,6 +309,26 @@ def test_ranks_that_only_receive_keep_no_processes_of_loaders() -> None:
     assert run_ranks(_count_processes) == [[0, 1, 1], [1, 0, 0]]
 
 
+def _draw_after_epochs() -> list[list[int]]:
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    install_gloo()
+    found = []
+    for persistent in (False, True):
+        torch.manual_seed(0)
+        raw = load(range(8), batch_size=2, num_workers=1, persistent_workers=persistent)
+        loader: Any = prepare_data_loader(raw, CPU, put_on_device=True, dispatch_batches=True)
+        for _ in range(3):
+            list(loader)
+        found.append(int(torch.randint(1 << 30, ())))
+        del loader
+    return [found]
+
+
+def test_random_states_of_ranks_that_only_receive_stay_alike() -> None:
+    first, second = run_ranks(_draw_after_epochs)
+    assert first == second and first[0][0] != first[0][1]
+
+
 def _gather_short_batches() -> list[list[int]]:
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=True))
     batches = [

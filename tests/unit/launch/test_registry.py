@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+import notebook_accel
 from notebook_accel import devices, notebook_launcher, runtime, tpu
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import Result
@@ -50,7 +51,7 @@ def job(num_processes: int, **environment: str) -> Job:
 
 
 def hold(job: Job, is_over: bool = False) -> Any:
-    run = SimpleNamespace(job=job, is_over=is_over, forget_variables=lambda: None)
+    run = SimpleNamespace(job=job, is_over=is_over, number=0, forget_variables=lambda: None)
     runtime.runs().append(run)
     return run
 
@@ -89,6 +90,19 @@ def test_a_large_value_goes_with_the_last_reference_to_its_run_and_a_small_one_s
         assert len(small.result().content) == 10 and large.status == "done" and view.shown is large
         with pytest.raises(LaunchError, match=r"has not kept its value, of over 1 MB.*keep `run` until"):
             large.result()
+    finally:
+        runtime.runs().clear()
+
+
+def test_a_run_keeps_its_number_and_eight_that_have_ended_stay() -> None:
+    try:
+        for _ in range(12):
+            registry.open_run(job(1), Returning(), []).execute()
+        assert [run.number for run in registry.runs()] == list(range(4, 13)), "eight, and the newest"
+        assert notebook_accel.runs().find(9) is registry.runs()[5]
+        with pytest.raises(ValueError, match="run 3 is not in the list"):
+            notebook_accel.runs().find(3)
+        assert Run(job(1), Returning()).number == 0, "it is not listed"
     finally:
         runtime.runs().clear()
 

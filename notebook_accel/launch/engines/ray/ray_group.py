@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 from ....errors import LaunchError
-from ....events import BeginOrder, Event, Failure, LeaveOrder, Order, Phase, Pulse
+from ....events import BeginOrder, CallEnd, Event, Failure, LeaveOrder, Order, Phase, Pulse
 from ....stream.inbox import Inbox
 from ....stream.listener import Listener
 from ....topology import Topology
@@ -272,6 +272,12 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
 
         So are moments by their clocks, which began when the machines did.
         """
+        if isinstance(event, CallEnd) and isinstance(event.outcome, Failure):
+            outcome = self._note_pid(event.outcome)
+            assert isinstance(outcome, Failure)
+            return replace(event, outcome=outcome)
+        if isinstance(event, Failure):
+            event = replace(event, node=self.find_node(event.rank))
         if isinstance(event, (Failure, Pulse)) and self._members[event.rank].info.machine != self._machine:
             return replace(event, moment=None)
         if isinstance(event, Phase) and event.pid is not None:
@@ -279,6 +285,12 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
             member.pid = event.pid
             return event if member.info.machine == self._machine else replace(event, pid=None)
         return event
+
+    def find_node(self, rank: int) -> str:
+        """Return the address of a rank's node; none is needed where all ranks are on this machine."""
+        if all(member.info.machine == self._machine for member in self._members):
+            return ""
+        return self._members[rank].info.address
 
     def note_ends(self) -> None:
         """Note which ranks are lost: their connection ended before it said how the process did."""

@@ -376,6 +376,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             return replace(
                 event,
                 moment=moment,
+                node=self.find_node(event.rank),
                 error=_add_host(event.error, event.rank, f"{link.client.host_noun} {link.host}"),
             )
         if isinstance(event, Pulse) and not is_here:
@@ -383,6 +384,13 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         if isinstance(event, Phase) and event.pid is not None and not is_here:
             return replace(event, pid=None)
         return event
+
+    def find_node(self, rank: int) -> str:
+        """Return the host of a rank; none is needed where the only one is this machine."""
+        host = self._link_of.get(rank)
+        if host is None or (len(self._ranks) == 1 and host.facts.get("machine") == self._machine):
+            return ""
+        return host.host
 
     def note_ends(self) -> None:
         """Note which ranks are lost: the connection to their host has ended before it said how they did."""
@@ -395,7 +403,12 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
                 member.has_ended = True
                 lost = self.explain_loss(member)
                 failure = Failure(
-                    rank=member.rank, time=time.time(), pid=member.pid, lost=lost, moment=time.monotonic()
+                    rank=member.rank,
+                    time=time.time(),
+                    pid=member.pid,
+                    lost=lost,
+                    moment=time.monotonic(),
+                    node=self.find_node(member.rank),
                 )
                 self._delivery.report(failure)
 

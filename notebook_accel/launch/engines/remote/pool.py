@@ -53,6 +53,7 @@ class Pool:
         self._all: dict[Link, None] = {}  # in the order in which they were made
         self._kept: list[tuple[Hashable, Kept]] = []
         self._waiting: set[object] = set()
+        self._told: set[Hashable] = set()
         self._beating: subprocess.Popen[bytes] | None = None
         self._heart: socket.socket | None = None
         descriptors.keep_from_forks(self)
@@ -167,6 +168,13 @@ class Pool:
     def has_kept(self, key: Hashable) -> bool:
         """Return whether something is kept with a key."""
         return any(entry[0] == key for entry in list(self._kept))
+
+    def is_news(self, what: Hashable) -> bool:
+        """Return whether something was not asked for yet, so that the cell says it once."""
+        with self._lock:
+            is_new = what not in self._told
+            self._told.add(what)
+        return is_new
 
     def make_room(self, who: object, kind: type[Kept]) -> None:
         """Close all that was kept and is of a kind, and keep nothing more of it until `end_wait`: a launch needs room.

@@ -16,7 +16,7 @@ from ..remote.hosts_group import QUEUED, Lender
 from ..remote.link import Link
 from ..remote.pool import get_pool
 from . import command, submission
-from .command import JobState, SrunClient
+from .command import ENDING, JobState, SrunClient
 from .submission import Wish
 
 _FAST_SECONDS: Final = 0.25
@@ -27,7 +27,6 @@ _RESTART_SECONDS: Final = 400.0  # longer than SLURM takes to note that a node i
 _OUTAGE_SECONDS: Final = 900.0
 _LOST: Final = ("NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
 _AGAIN: Final = (*_LOST, "COMPLETED", "FAILED", "UNKNOWN", "REVOKED")
-_ENDING: Final = "COMPLETING"
 _TRIES: Final = 3  # of jobs that end before the first rank begins
 
 
@@ -59,6 +58,7 @@ class Allocation:
         self._shown = self._problem = ""
         self._silent_since: float | None = None
         self._nodes: list[str] = []
+        self._has_run = False
 
     @property
     def is_ours(self) -> bool:
@@ -99,6 +99,7 @@ class Allocation:
                 wait(self._shown)
                 time.sleep(0.05)
         self._shown = ""
+        self._has_run = True
         is_new = not self._nodes
         self._nodes = nodes = command.list_nodes(self.state, lambda: wait(""))
         if self.is_ours and is_new:
@@ -115,7 +116,9 @@ class Allocation:
 
     def describe_early_end(self) -> str:
         """Return that the job has ended before the ranks began, and why, as a sentence."""
-        return f"job {self.job_id} has ended before the ranks began: {self.state.describe()}{self._explain_end()}"
+        again = " again" if self._has_run else ""
+        how = f"{self.state.describe()}{self._explain_end()}"
+        return f"job {self.job_id} has ended before the ranks began{again}: {how}"
 
     def _explain_end(self) -> str:
         if self._wish is None or not self.has_no_python:
@@ -123,6 +126,24 @@ class Allocation:
         python = self._wish.python
         what = f"there is no {python}" if python else "there is no Python"
         return f"; on its first node {what}: name the right one, as in python='/opt/env/bin/python'"
+
+    def look_at_end(self, wait: Wait, seconds: float) -> JobState:
+        """Ask SLURM how the job stands; while it is ending, SLURM does not say how, and is asked again.
+
+        Args:
+            wait: called several times a second.
+            seconds: after which a job that is still ending is not waited for.
+
+        Raises:
+            LaunchError: SLURM does not answer.
+        """
+        deadline = time.monotonic() + seconds
+        while self.look(lambda: wait("")).state == ENDING and time.monotonic() < deadline:
+            until = time.monotonic() + _FAST_SECONDS
+            while time.monotonic() < until:
+                wait(f"Job {self.job_id} is ending: SLURM says then whether it was cancelled.")
+                time.sleep(0.05)
+        return self.state
 
     def _look_patiently(self, wait: Wait) -> JobState:
         """Ask how the job stands; where SLURM does not answer for a time, it is taken to stand as before."""
@@ -253,7 +274,7 @@ class SlurmNodes(Lender):
                 if allocation.has_no_python:  # it ended before the steps, which know only that it is gone
                     raise LaunchError(allocation.describe_early_end()) from error
                 raise error
-            if allocation.is_ours and state.state == _ENDING:
+            if allocation.is_ours and state.state == ENDING:
                 until = time.monotonic() + _SETTLE_SECONDS
             elif allocation.is_ours and not state.is_running:
                 return
@@ -267,12 +288,12 @@ class SlurmNodes(Lender):
         if self._allocation is None:
             return ""
         try:
-            state = self._allocation.look(lambda: wait(""))
+            state = self._allocation.look_at_end(wait, _RESTART_SECONDS)
         except LaunchError as error:
             return str(error)
         if not state.is_over or (self._allocation.is_ours and state.state in _AGAIN):
             return ""
-        return f"job {state.job_id} has ended: {state.describe()}"
+        return state.describe_loss()
 
     def note_stop(self) -> None:
         """Note that somebody has stopped the run: the job is cancelled."""

@@ -19,6 +19,7 @@ from ..remote.client import CommandClient, Wanted, make_script
 
 _LOOK_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 60.0
+_CONFIG_SECONDS: Final = 10.0
 _FIELD: Final = re.compile(r"([A-Z]\w*)=(\S*)")
 _STAMP: Final = "%Y-%m-%dT%H:%M:%S"
 _KEPT: Final = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT")
@@ -37,6 +38,12 @@ WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"
                             "COMPLETING", "RESIZING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT"})  # fmt: skip
 """States of a job that may run later."""
 RUNNING: Final = "RUNNING"
+ENDING: Final = "COMPLETING"
+CANCELLED: Final = "CANCELLED"
+_ENDS: Final = ("BootFail", "DeadLine", "Dependency", "InactiveLimit", "JobLaunchFailure", "LaunchFailure",
+                "NodeDown", "NodeFail", "NonZeroExitCode", "OutOfMemory", "Preempt", "RaisedSignal", "SystemFailure",
+                "TimeLimit")  # fmt: skip
+"""How reasons begin that are about the end of a job; the others say why it once waited."""
 
 
 @dataclass(frozen=True)
@@ -101,11 +108,12 @@ class JobState:
     Attributes:
         job_id: its number.
         state: such as `PENDING`; `UNKNOWN` where SLURM does not know it any more.
-        reason: why it waits or has ended; empty for none.
+        reason: why it waits or has ended; empty for none. SLURM may leave there why a job waited that has ended.
         start: when it begins or began, in seconds since the epoch; None where nobody knows.
         end: when it has ended, or its time limit ends it; None where nobody knows.
         node_list: its nodes, as SLURM writes them.
         restarts: how often it was queued again.
+        submitted: when it was submitted, or queued again; None where nobody knows.
         exit_code: of its own process, once it is over.
         signum: number of the signal that ended that process; 0 for none.
     """
@@ -117,6 +125,7 @@ class JobState:
     end: float | None = None
     node_list: str = ""
     restarts: int = 0
+    submitted: float | None = None
     exit_code: str = ""
     signum: int = 0
 
@@ -131,8 +140,15 @@ class JobState:
         return _is_over(self.state)
 
     def describe(self) -> str:
-        """Return state and reason, such as `PENDING (Resources)`."""
-        return f"{self.state} ({self.reason})" if self.reason else self.state
+        """Return state and reason, such as `PENDING (Resources)`; of a job that has ended, the reason of its end."""
+        is_old = self.is_over and not self.reason.startswith(_ENDS)
+        return self.state if is_old or not self.reason else f"{self.state} ({self.reason})"
+
+    def describe_loss(self) -> str:
+        """Return what became of a job whose ranks ran, as a clause."""
+        if self.state == CANCELLED:
+            return f"job {self.job_id} was cancelled from outside while its ranks ran"
+        return f"job {self.job_id} {'has ended:' if self.is_over else 'is'} {self.describe()}"
 
 
 def ask(
@@ -230,6 +246,7 @@ def parse_job(job_id: str, text: str) -> JobState:
         end=_parse_time(found.get("EndTime", "")) if has_end else None,
         node_list="" if nodes == "(null)" else nodes,
         restarts=int(restarts) if restarts.isdecimal() else 0,
+        submitted=_parse_time(found.get("SubmitTime", "")),
         exit_code=code,
         signum=int(signum) if signum.isdecimal() else 0,
     )
@@ -240,6 +257,20 @@ def _parse_time(text: str) -> float | None:
         return time.mktime(time.strptime(text, _STAMP))
     except (ValueError, OverflowError):
         return None
+
+
+def find_cluster(check: Callable[[], None]) -> str:
+    """Return the cluster's name; empty where SLURM does not say it.
+
+    Args:
+        check: called several times a second; its exception ends the wait.
+
+    Raises:
+        LaunchError: SLURM does not answer.
+    """
+    text = ask(["scontrol", "show", "config"], check, seconds=_CONFIG_SECONDS)
+    found = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
+    return found[1] if found is not None else ""
 
 
 def list_nodes(state: JobState, check: Callable[[], None]) -> list[str]:

@@ -22,9 +22,9 @@ from ..attempts import make_outcome
 from ..base import Outcome
 from ..remote.client import NO_PACKAGE
 from ..remote.pool import get_pool
-from . import command, recording, submission
+from . import command, naming, submission
 from .command import JobState
-from .recording import Alive, Folder, Over, Reader, Work
+from .recording import Alive, Folder, Left, Over, Reader, Work
 from .submission import Wish
 
 _READ_SECONDS: Final = 0.1
@@ -36,8 +36,8 @@ _OBEY_SECONDS: Final = 30.0
 _OUTAGE_SECONDS: Final = 900.0
 
 
-def submit(job: Job, work: Work, wish: Wish) -> str:
-    """Submit a job that runs without this process; return its number.
+def submit(job: Job, work: Work, wish: Wish) -> tuple[str, Folder]:
+    """Submit a job that runs without this process; return its number and the folder of its run.
 
     Args:
         job: what runs.
@@ -47,15 +47,15 @@ def submit(job: Job, work: Work, wish: Wish) -> str:
     Raises:
         LaunchError: SLURM refuses it.
     """
-    folder = Folder.make(job, work)
+    folder = Folder.make(job, work, naming.find_cluster())
     with interrupts.delay_interrupt():  # a job that nobody knows could not be found again
         try:
             job_id = submission.submit_run(wish, folder.path)
         except BaseException:
             folder.remove()
             raise
-        folder.name(job_id)
-    return job_id
+        naming.name(folder, job_id)
+    return job_id, folder
 
 
 def describe_left(job_id: str) -> str:
@@ -80,17 +80,17 @@ class Watch:
 
     Args:
         job_id: number of the job.
+        folder: of the run.
         record: of the run.
         deliver: takes events.
         control: says when the run is to stop, or is left.
-
-    Raises:
-        LaunchError: nothing is known of the job.
     """
 
-    def __init__(self, job_id: str, record: RunRecord, deliver: Deliver, control: Control) -> None:
+    def __init__(
+        self, job_id: str, folder: Folder, record: RunRecord, deliver: Deliver, control: Control
+    ) -> None:
         self._job_id = job_id
-        self._folder = recording.find(job_id)
+        self._folder = folder
         self._reader = Reader(self._folder)
         self._record, self._deliver, self._control = record, deliver, control
         self._state = JobState(job_id=job_id, state="PENDING")
@@ -99,7 +99,7 @@ class Watch:
         self._shown = ""
         self._heard = time.monotonic()
         self._said = 0.0  # when the last event was, by the clock of its node
-        self._is_up_to_date = False
+        self._is_up_to_date = self._has_left = False
         self._over: Over | None = None
         self._damage = ""
         self._grace: float | None = None
@@ -142,7 +142,7 @@ class Watch:
             events = list(error.events)
             self._damage = f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
         self._over = next((event for event in events if isinstance(event, Over)), None)
-        self._deliver([event for event in events if not isinstance(event, (Alive, Over))])
+        self._deliver([event for event in events if not isinstance(event, (Alive, Left, Over))])
         if self._over is not None and self._shown:  # what was shown last says that it goes on
             self._say(Notice(rank=-1, time=self._over.time, text=f"Job {self._job_id} is over."))
         if self._over is not None or self._damage:
@@ -151,6 +151,7 @@ class Watch:
             self._next_look = time.monotonic()
             get_pool().end_wait(self._record)  # which its launch began
         if events:
+            self._has_left = isinstance(events[-1], Left)
             self._heard = time.monotonic()
             self._said = max(self._said, *(event.time for event in events))
         return bool(events)
@@ -209,8 +210,8 @@ class Watch:
             return self._make_lost_outcome()
         elif self._last == float("inf"):
             # once it is over, all of it is written; on another machine it may be seen later
-            is_fresh = self._reader.has_begun and self._has_just_ended()
-            self._last = time.monotonic() + (_LAST_SECONDS if is_fresh else 2.0)
+            is_fresh = self._reader.has_begun and self._has_just_ended() and not self._has_left
+            self._last = time.monotonic() + (_LAST_SECONDS if is_fresh else 0.0 if self._has_left else 2.0)
             self._next_look = min(self._next_look, self._last)
             text = f"Job {self._job_id} is over: {self._state.describe()}."
             text += " Its last words are waited for." if is_fresh else ""

@@ -28,6 +28,7 @@ from ..base import Outcome
 from ..remote.client import Wanted
 from ..remote.hosts_engine import Origin
 from ..remote.hosts_group import Plan
+from . import naming
 from .engine import SlurmEngine, describe_size
 from .recording import Folder, Over, Work, Writer
 
@@ -142,7 +143,7 @@ class _End:
 def main(path: str) -> int:
     """Run what a folder has, and write there what it says; return the exit code of the job."""
     folder = Folder(Path(path))
-    folder.name(environ.get("SLURM_JOB_ID") or "none")
+    naming.name(folder, environ.get("SLURM_JOB_ID") or "none")
     restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
     first = max(restarts, folder.read_attempt() + 1) if restarts else 0
     attempts = itertools.count(first if restarts else 1)

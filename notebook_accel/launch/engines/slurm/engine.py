@@ -26,13 +26,14 @@ from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, uses_cpu
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.pool import get_pool
-from . import command, detached, recording, submission
+from . import command, detached, submission
 from .allocation import Allocation, SlurmNodes
 from .command import JobState
-from .recording import LAUNCHED, Work
+from .recording import FOLDER, LAUNCHED, Folder, Work
 from .submission import Wish
 
 _JOB: Final = "SLURM_JOB_ID"
+_END_SECONDS: Final = 60.0  # sites give processes half a minute between SIGTERM and SIGKILL
 
 
 class SlurmEngine(HostsEngine):
@@ -43,6 +44,7 @@ class SlurmEngine(HostsEngine):
     """
 
     _watched = ""  # the number of a detached job
+    _folder: Folder | None = None  # of its run
 
     name = "slurm"
     drives_nodes = True
@@ -102,8 +104,10 @@ class SlurmEngine(HostsEngine):
 
     def find_left(self, job: Job) -> Job:
         """Return the job with which a run is watched again that was left."""
-        launched = recording.find(self._watched).read_job().options[LAUNCHED]
-        return replace(job, options={**job.options, "detach": self._watched, LAUNCHED: launched})
+        assert self._folder is not None
+        launched = self._folder.read_job().options[LAUNCHED]
+        more = {"detach": self._watched, LAUNCHED: launched, FOLDER: self._folder}
+        return replace(job, options={**job.options, **more})
 
     def describe_interrupt(self, job: Job) -> str:
         """Return what has become of a run whose cell was interrupted."""
@@ -126,9 +130,11 @@ class SlurmEngine(HostsEngine):
             text, note = f"Launching {job.name} on {what} by SLURM.", detached.describe_detached(job_id)
         else:
             job_id, since = str(asked), time.time() - job.options[LAUNCHED]
+            self._folder = job.options[FOLDER]
             text, note = f"Job {job_id}: {job.name} on {what}, launched {format_duration(since)} ago.", ""
         self._watched = job_id
-        watch, now = detached.Watch(job_id, record, deliver, control), time.time()
+        assert self._folder is not None
+        watch, now = detached.Watch(job_id, self._folder, record, deliver, control), time.time()
         notes = [Notice(rank=-1, time=now, text=note)] if note else []
         deliver([Phase(rank=-1, time=now, name="starting", detail=text), *notes])
         return watch.run()
@@ -143,7 +149,7 @@ class SlurmEngine(HostsEngine):
         work = Work(pickled=pickled, origin=origin, wanted=self.describe_wanted())
         try:
             with interrupts.delay_interrupt():
-                self._watched = detached.submit(job, work, self._make_wish(job))
+                self._watched, self._folder = detached.submit(job, work, self._make_wish(job))
         except KeyboardInterrupt:
             if self._watched:
                 control.leave()
@@ -250,10 +256,10 @@ class SlurmWorkerGroup(HostsWorkerGroup):
         if allocation is None:
             return text
         try:
-            state: JobState = allocation.look(lambda: None)
+            state: JobState = allocation.look_at_end(lambda text: self._check(), _END_SECONDS)
         except LaunchError:
             return text
-        return f"{text}; job {state.job_id} is {state.describe()}"
+        return f"{text}; {state.describe_loss()}"
 
     def close(self) -> None:
         """Let the agents end what is left; the job of a run that was stopped is cancelled then."""

@@ -34,8 +34,13 @@ from .submission import LOG
 VARIABLE: Final = "NOTEBOOK_ACCEL_JOBS"
 LAUNCHED: Final = "launched"
 """The option of a recorded job that says when it was launched, in seconds since the epoch."""
+FOLDER: Final = "folder"
+"""The option of a job that is watched again that has its folder."""
 _OPTIONS: Final = ("num_nodes", "slurm", "slurm_keep", "slurm_notice", "python", "environment")
+CLUSTER: Final = "cluster"
+"""What the format of a recording has beside it: the name of its cluster."""
 _FORMAT: Final = "format"
+_SUBMITTED: Final = "submitted"
 _JOB: Final = "job"
 _CELLS: Final = "cells"
 _WORK: Final = "work"
@@ -71,6 +76,11 @@ class Over(Event):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alive(Event):
     """The job's process can write; told where there was nothing else to write for some time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Left(Event):
+    """SLURM ends the job, and nothing follows of this start of it; SLURM says how it ended, or starts it again."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,12 +119,13 @@ class Folder:
             raise LaunchError(f"{path} is not yours alone, and what is in it would be run: nothing is read")
 
     @classmethod
-    def make(cls, job: Job, work: Work) -> Folder:
+    def make(cls, job: Job, work: Work, cluster: str) -> Folder:
         """Make the folder of a run that is to be submitted.
 
         Args:
             job: what runs; its function and arguments are in `work`.
             work: what the job runs.
+            cluster: name of the cluster, empty where nobody knows it.
 
         Raises:
             LaunchError: it cannot be made, or not be filled.
@@ -128,7 +139,8 @@ class Folder:
         try:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.mkdir(mode=0o700)
-            (path / _FORMAT).write_text(json.dumps(_describe_format() | {LAUNCHED: options[LAUNCHED]}))
+            told_first = _describe_format() | {LAUNCHED: options[LAUNCHED], CLUSTER: cluster}
+            (path / _FORMAT).write_text(json.dumps(told_first))
             for name, value in ((_JOB, told), (_CELLS, work.origin.notes.sources), (_WORK, work)):
                 with open(path / name, "xb") as file:
                     pickle.dump(value, file, protocol=5)
@@ -141,12 +153,21 @@ class Folder:
             ) from error
         return cls(path)
 
-    def name(self, job_id: str) -> None:
-        """Let the run be found by the number of its job."""
-        root = self.path.parent  # a job may not have the variables of its notebook
-        link, new = root / job_id, root / f"{job_id}-{secrets.token_hex(4)}"
-        new.symlink_to(self.path.name)
-        os.replace(new, link)  # SLURM may give a number again
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster that the run was submitted to, empty where nobody knows it."""
+        return str(read_format(self.path).get(CLUSTER, ""))
+
+    def note_submission(self, moment: float) -> None:
+        """Note when SLURM took the job, in seconds since the epoch."""
+        with contextlib.suppress(OSError):  # a full disk
+            (self.path / _SUBMITTED).write_text(repr(moment))
+
+    def read_submission(self) -> float | None:
+        """Return when SLURM took the job; None where nobody knows."""
+        with contextlib.suppress(OSError, ValueError):
+            return float((self.path / _SUBMITTED).read_text())
+        return None
 
     def read_job(self) -> Job:
         """Return what runs, without its function.
@@ -163,7 +184,7 @@ class Folder:
             ) from error
 
     def _check_format(self) -> None:
-        ours, theirs = _describe_format(), _read_format(self.path)
+        ours, theirs = _describe_format(), read_format(self.path)
         if {name: theirs.get(name) for name in ours} != ours:
             version = theirs.get("version", "another version")
             which = f"another state of {version}" if version == ours["version"] else version
@@ -244,7 +265,7 @@ def _describe_format() -> dict[str, str]:
     told = [each for each in vars(event_classes).values() if isinstance(each, type)]
     fields = sorted(
         f"{each.__name__}({', '.join(field.name for field in dataclasses.fields(each))})"
-        for each in (*told, Over, Alive, Job)
+        for each in (*told, Over, Alive, Left, Job)
         if dataclasses.is_dataclass(each)
     )
     return {
@@ -258,67 +279,12 @@ def find_root() -> Path:
     return Path(environ.get(VARIABLE) or "~/.notebook_accel/jobs").expanduser().absolute()
 
 
-def find(job_id: str) -> Folder:
-    """Return the folder of a job.
-
-    Args:
-        job_id: its number.
-
-    Raises:
-        LaunchError: nothing is known of it.
-    """
-    root = find_root()
-    path = root / job_id
-    if not path.is_symlink():
-        known = sorted((each.name for each in root.glob("*") if each.is_symlink()), key=_as_number)
-        there = f"there are {', '.join(known[-10:])}" if known else "there is none"
-        raise LaunchError(f"no run of job {job_id} is known in {root}: {there}")
-    return Folder(path.resolve())
-
-
-def find_newest() -> str:
-    """Return the number of the job that was submitted last.
-
-    Raises:
-        LaunchError: none is known, or that one cannot be read.
-    """
-    root = find_root()
-    found: list[tuple[float, tuple[int, str]]] = []
-    unread: list[tuple[float, str]] = []
-    for each in root.glob("*"):
-        if each.is_symlink():
-            path = each.resolve()
-            try:
-                launched = Folder(path).read_job().options[LAUNCHED]
-            except LaunchError as error:  # one that is gone, damaged or of another version
-                since = _read_format(path).get(LAUNCHED)
-                unread.append((since if isinstance(since, float) else 0.0, f"of job {each.name}: {error}"))
-            else:
-                found.append((launched, _as_number(each.name)))
-    since, text = max(unread, default=(0.0, ""))
-    if not found:
-        why = f"; {text}" if text else ""
-        raise LaunchError(
-            f"no run of a job is known in {root}: launch one with engine='slurm' and detach=True{why}"
-        )
-    launched, (_, job_id) = max(found)
-    if since > launched:
-        raise LaunchError(
-            f"the newest run cannot be read, the one {text}; attach({job_id}) shows the one before"
-        )
-    return job_id
-
-
-def _read_format(path: Path) -> dict[str, Any]:
+def read_format(path: Path) -> dict[str, Any]:
     """Return what the folder of a run says of its pickles; empty where nothing can be read."""
     try:
         return dict(json.loads((path / _FORMAT).read_text()))
     except (OSError, ValueError, TypeError):
         return {}
-
-
-def _as_number(name: str) -> tuple[int, str]:
-    return (int(name) if name.isdecimal() else 0, name)
 
 
 class Writer:
@@ -382,6 +348,7 @@ class Writer:
     def leave(self) -> None:
         """Write what is there, without an end of the run: the job may start again, or SLURM says how it ended."""
         self._flush_changing()
+        self._add(Left(rank=-1, time=time.time()))
         self._send()
         self._sync()
         os.close(self._file)

@@ -101,7 +101,11 @@ class SshEngine(HostsEngine):
         hosts = self._find_hosts(job.options)[0]
         count = job.local_world_size
         places = ", ".join(f"{host.name} ({ranks})" for host, ranks in zip(hosts, plan.counts, strict=True))
-        return f"Launching {job.name} on {count} {'process' if count == 1 else 'processes'} by ssh: {places}."
+        news = [get_pool().is_news((self._client, host.name)) for host in hosts]
+        seconds = self._client.warm_seconds
+        stays = f"; a process stays on each host {seconds:g} s for the next launch" if any(news) else ""
+        what = f"{count} {'process' if count == 1 else 'processes'}"
+        return f"Launching {job.name} on {what} by ssh: {places}{stays}."
 
     # -- the hosts
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -125,6 +126,14 @@ def test_an_obstacle_is_named_and_ends_the_run() -> None:
     outcome = launch.run(engine, max_restarts=1)
     assert launch.said[-1] == ("starting", "no restart 1 of 1: too few nodes are left")
     assert [failure.exitcode for failure in outcome.failures] == [3]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="notes came with Python 3.11")
+def test_a_restart_that_cannot_begin_says_what_came_before() -> None:
+    with pytest.raises(LaunchError, match="no room") as raised:
+        Launch().run(QueueEngine(3, LaunchError("no room")), max_restarts=1)
+    (note,) = raised.value.__notes__
+    assert note.startswith("before this, rank 0 (process ") and "left with exit code 3" in note
 
 
 def test_a_stop_while_another_attempt_is_waited_for_ends_the_run() -> None:

@@ -62,7 +62,9 @@ def test_a_rank_that_has_returned_and_answers_is_named_once() -> None:
     told = hang_report.describe_wait(stacks, [1], (), 10.0)
     assert "which rank 1 has not entered" in told
     told = hang_report.describe_hang(stacks, {0: 10, 1: 11}, {0, 1}, {1}, 8.0, {})
-    assert "rank 0 has entered barrier, rank 1 has not" in told
+    assert "rank 0 has entered barrier, rank 1 has not" in told and "rank 1 (process 11)" in told
+    told = hang_report.describe_hang(stacks, {0: 10, 1: 11}, {0, 1}, {1}, 8.0, {}, {0: "n1", 1: "n2"})
+    assert "rank 0 (on n1, process 10), in barrier:" in told and "rank 1 (on n2, process 11)" in told
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import pytest
 
 from notebook_accel.stream.series import Point
 from notebook_accel.widgets.run import chart
+from notebook_accel.widgets.run.labels import measure
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -116,7 +117,7 @@ def test_first_steps_do_not_flatten_the_rest() -> None:
     late = [0.02 + 0.01 * math.sin(number) for number in range(100)]
     (panel,) = chart.make_panels({"loss": points([250.0, 30.0, 4.0, *late])}, 100.0)
     drawn = chart.render_svg([panel], "")
-    assert ">began at 250</text>" in drawn and ">0.02</text>" in drawn and ">200</text>" not in drawn
+    assert ">began at 250</text>" in drawn and ">0.020</text>" in drawn and ">200</text>" not in drawn
     assert "step 0\nloss 250" in find_titles([panel])
     logarithmic = chart.render_svg(
         chart.make_panels({"loss": points([250.0, *late])}, 100.0, log=True), "", log=True
@@ -156,3 +157,34 @@ def test_charts_have_few_series_and_labels() -> None:
     assert "and 3 more" in values
     assert 'aria-label="step 1: once 7, ' in drawn
     assert chart.render_values({"a": many["m1"]}, chart.make_panels({"a": many["m1"]}, 100.0)) == ""
+
+
+def find_texts(panels: list[chart.Panel]) -> list[tuple[float, float, float, str]]:
+    """Return the left and the right edge, the height and the words of each text of one chart."""
+    found = []
+    for text in ElementTree.fromstring(chart.render_svg(panels, "")).iter(f"{SVG}text"):
+        words = "".join(text.itertext())
+        wide, x = measure(words), float(text.get("x", ""))
+        left = x - wide * {"start": 0.0, "middle": 0.5, "end": 1.0}[text.get("text-anchor", "start")]
+        found.append((left, left + wide, float(text.get("y", "")), words))
+    return found
+
+
+@pytest.mark.parametrize("start", [123456789.0, -123456789.0, 1e-7, 1e9 + 0.125, 1e300])
+@pytest.mark.parametrize("step", [4096.0, 0.001, 1e-9])
+def test_no_label_is_cut_off(start: float, step: float) -> None:
+    many = [Point(123_000_000 + at, 100.0, start + step * at) for at in range(100)]
+    for left, right, _, words in find_texts(chart.make_panels({"tokens": many}, 100.0)):
+        assert left >= -0.5 and right <= chart.WIDTH + 0.5, words
+
+
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [([250.0, 300.0, 4.0], "began at 250"), ([0.02, 300.0], "reached 300 at first")],
+)
+def test_what_is_said_of_hidden_values_is_true_and_below_the_chart(first: list[float], words: str) -> None:
+    late = [0.02 + 0.01 * math.sin(number) for number in range(100)]
+    panels = chart.make_panels({"loss": points([*first, *late])}, 100.0)
+    ((_, _, height, _),) = [each for each in find_texts(panels) if each[3] == words]
+    lowest = max(height for _, _, height, label in find_texts(panels) if label.startswith("0.0"))
+    assert height > lowest + 10

@@ -76,7 +76,7 @@ def test_what_all_ranks_have_written_alike_is_there_once() -> None:
         box = strip(lines.render_box(rank, kept.outputs[rank], is_open=False))
         assert (
             box
-            == f"Output of rank {rank}: 3 lines, 2 of them by all ranks and shown with the firstmine {rank}\n"
+            == f"Output of rank {rank}: 3 lines, 2 of them by all ranks and shown with the first rankmine {rank}\n"
         )
 
 
@@ -116,7 +116,7 @@ def test_a_last_line_without_room_leaves_the_first_ones() -> None:
         *(line("x" * 8) for _ in range(300)), line("y" * 1500), ranks=1, most=2000
     ).outputs.values()
     assert output.head and not output.lines
-    assert "has all" in lines.render_box(0, output, is_open=True)
+    assert "are left out here" in lines.render_box(0, output, is_open=True)
 
 
 def test_what_one_rank_is_writing_is_not_of_all() -> None:
@@ -132,9 +132,13 @@ def test_of_too_much_the_first_and_the_last_lines_are_kept() -> None:
     assert texts(output.lines) == [f"{number:09}" for number in range(990, 1000)]
     assert output.hidden == 980
     box = strip(lines.render_box(0, output, is_open=True, log_dir="/logs"))
-    assert "000000009\n… 980 lines are left out here, /logs/rank_0.log has all …000000990\n" in box
+    assert "000000009\n… 980 lines are left out here: /logs/rank_0.log has all …000000990\n" in box
     assert "earlier lines" not in box
-    assert "notebook_accel.runs()[-1].lines(0) has all" in strip(lines.render_box(0, output, is_open=True))
+    assert "left out here: log_dir= keeps all in files …" in strip(lines.render_box(0, output, is_open=True))
+    listed = strip(lines.render_box(0, output, is_open=True, number=7))
+    assert (
+        "notebook_accel.runs().find(7).lines(0) has all while this kernel keeps the run; log_dir=" in listed
+    )
 
 
 def test_small_ranks_leave_their_room_to_others() -> None:
@@ -168,7 +172,7 @@ def test_the_newest_lines_stay_where_another_rank_has_written_much_since() -> No
     assert lines.describe_hidden_lines(0, kept.outputs[0]).startswith(
         "100 earlier lines, of which 100 are lost: log"
     )
-    assert lines.describe_hidden_lines(0, kept.outputs[0], "/a") == "100 earlier lines: /a/rank_0.log"
+    assert lines.describe_hidden_lines(0, kept.outputs[0], "/a") == "100 earlier lines: /a/rank_0.log has all"
 
 
 def test_a_box_is_open_or_folded() -> None:

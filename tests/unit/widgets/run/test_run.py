@@ -311,7 +311,10 @@ def test_only_the_newest_lines_are_kept_for_it() -> None:
     run = told(*(line(f"line {number}") for number in range(1000)))
     output = make_picture(run).outputs[0]
     assert (output.total, len(output.lines), output.lines[-1].text) == (1000, MAX_TAIL, "line 999")
-    assert lines.describe_hidden_lines(0, output) == "800 earlier lines: notebook_accel.runs()[-1].lines(0)"
+    assert lines.describe_hidden_lines(0, output) == "800 earlier lines: log_dir= keeps all in files"
+    assert lines.describe_hidden_lines(0, output, number=3).startswith(
+        "800 earlier lines: notebook_accel.runs().find(3).lines(0) has all"
+    )
 
 
 def test_displays_are_updated_cleared_and_few() -> None:

@@ -1,4 +1,4 @@
-"""What an error of a rank on a host says, and what events of many hosts cost."""
+"""What is told of ranks on hosts: the host of a process, and of what is missing there; and what many hosts cost."""
 
 from __future__ import annotations
 
@@ -7,10 +7,51 @@ import math
 import os
 import selectors
 import threading
-from typing import Any
+from typing import Any, cast
 
-from notebook_accel.events import Event, LeaveOrder, RaisedError
+import pytest
+
+from notebook_accel.events import CallEnd, Event, Failure, LeaveOrder, RaisedError
 from notebook_accel.launch.engines.remote import hosts_group
+from notebook_accel.launch.engines.remote.hosts_group import HostsWorkerGroup
+from notebook_accel.launch.transfer import failures
+
+
+class Client:
+    host_noun = "host"
+
+
+class ToldLink:
+    """A connection to a host, as far as events of it are told."""
+
+    client = Client
+
+    def __init__(self, host: str, machine: str) -> None:
+        self.host, self.facts = host, {"machine": machine}
+
+
+def make_group(*links: ToldLink) -> Any:
+    """Return a group with two ranks on each host, on the machine `here`."""
+    group: Any = HostsWorkerGroup.__new__(HostsWorkerGroup)
+    group._machine = "here"
+    group._ranks = {link: range(2 * number, 2 * number + 2) for number, link in enumerate(links)}
+    group._link_of = {rank: link for link, ranks in group._ranks.items() for rank in ranks}
+    return group
+
+
+@pytest.mark.parametrize(
+    ("machines", "node"), [(["a", "b"], "gpu1"), (["here", "here"], "gpu1"), (["a"], "gpu0"), (["here"], "")]
+)
+def test_a_process_is_told_with_its_host(machines: list[str], node: str) -> None:
+    links = [ToldLink(f"gpu{number}", machine) for number, machine in enumerate(machines)]
+    rank = 2 * len(machines) - 1
+    group = make_group(*links)
+    failure = Failure(rank=rank, time=1.0, pid=7, exitcode=-9)
+    call = CallEnd(rank=rank, time=1.0, call=1, outcome=failure, positions=None)
+    told = [group._adapt(failure, links[-1]), group._adapt(call, links[-1]).outcome]
+    who = f"rank {rank} ({f'on {node}, ' if node else ''}process 7)"
+    for each in told:
+        assert failures.describe_failure(cast(Failure, each)).startswith(f"{who} was ended by SIGKILL")
 
 
 def test_what_is_missing_is_told_with_its_host() -> None:

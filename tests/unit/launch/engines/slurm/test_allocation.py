@@ -89,6 +89,51 @@ def test_a_job_that_ends_before_its_steps_says_why(monkeypatch: pytest.MonkeyPat
         nodes.open(lambda text: None)
 
 
+def make_running_nodes(monkeypatch: pytest.MonkeyPatch, *later: JobState) -> allocation.SlurmNodes:
+    """Return the nodes of a job whose ranks have run, and of which SLURM says this from now on."""
+    states = [JobState(job_id="3", state="RUNNING", node_list="n1")]
+
+    class Pool:
+        def open(self, *_: Any) -> list[Any]:
+            return []
+
+        def take_kept(self, key: object) -> None: ...
+        def make_room(self, who: object, kind: type) -> None: ...
+        def end_wait(self, who: object) -> None: ...
+
+    monkeypatch.setattr(
+        command, "look", lambda job_id, check: states.pop(0) if len(states) > 1 else states[0]
+    )
+    monkeypatch.setattr(command, "list_nodes", lambda state, check: ["n1"])
+    monkeypatch.setattr(command, "start_watcher", lambda job_id: None)
+    monkeypatch.setattr(allocation, "get_pool", Pool)
+    monkeypatch.setattr(allocation.submission, "cancel", lambda job_id: None)
+    monkeypatch.setattr(allocation.submission, "submit", lambda *_: ("3", None))
+    wish = Wish(num_nodes=1, ranks_per_node=1, options={}, python=None, is_requeued=True, name="f")
+    nodes = allocation.SlurmNodes(wish, "", 0.0, Wanted.here(), use_cpu=True)
+    assert nodes.open(lambda text: None) == []
+    states[:] = later
+    return nodes
+
+
+def test_a_job_that_somebody_cancels_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SLURM says first that the job is ending, and how only some time later."""
+    ending = JobState(job_id="3", state="COMPLETING")
+    nodes = make_running_nodes(monkeypatch, ending, ending, JobState(job_id="3", state="CANCELLED"))
+    shown: list[str] = []
+    assert nodes.find_obstacle(shown.append) == "job 3 was cancelled from outside while its ranks ran"
+    assert any("is ending" in text for text in shown)
+
+
+def test_a_job_that_is_queued_again_may_start_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ending = JobState(job_id="3", state="COMPLETING")
+    waiting = JobState(job_id="3", state="PENDING", reason="BeginTime")
+    nodes = make_running_nodes(monkeypatch, ending, waiting, JobState(job_id="3", state="CANCELLED"))
+    assert nodes.find_obstacle(lambda text: None) == ""
+    with pytest.raises(LaunchError, match=r"job 3 has ended: CANCELLED$"):
+        nodes.open(lambda text: None)
+
+
 @pytest.mark.parametrize(
     ("options", "number"),
     [

@@ -64,6 +64,26 @@ def test_what_a_job_says() -> None:
     assert parse_job("3", "").state == "UNKNOWN"
 
 
+def test_the_name_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Configuration data as of now\nClusterName             = red\nCommunicationParameters = (null)\n"
+    monkeypatch.setattr(command, "ask", lambda *_, **__: text)
+    assert command.find_cluster(lambda: None) == "red"
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "told"),
+    [
+        ("CANCELLED", "Resources", "CANCELLED"),
+        ("FAILED", "Priority", "FAILED"),
+        ("TIMEOUT", "TimeLimit", "TIMEOUT (TimeLimit)"),
+        ("FAILED", "RaisedSignal:53(Real-time_signal_19)", "FAILED (RaisedSignal:53(Real-time_signal_19))"),
+        ("PENDING", "Priority", "PENDING (Priority)"),
+    ],
+)
+def test_why_a_job_once_waited_is_no_reason_of_its_end(state: str, reason: str, told: str) -> None:
+    assert parse_job("3", f"JobState={state} Reason={reason}").describe() == told
+
+
 def test_why_a_step_failed() -> None:
     client = SrunClient(job_id="3")
     said = [

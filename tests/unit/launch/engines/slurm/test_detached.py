@@ -11,7 +11,7 @@ import pytest
 
 from notebook_accel.events import Event, Lines, Notice
 from notebook_accel.launch.engines.base import Outcome
-from notebook_accel.launch.engines.slurm import command, detached, recording
+from notebook_accel.launch.engines.slurm import command, detached
 from notebook_accel.launch.engines.slurm.command import JobState
 from notebook_accel.launch.engines.slurm.recording import Folder, Over, Writer
 from notebook_accel.launch.supervise.control import Control
@@ -22,11 +22,9 @@ LINE = Lines(rank=0, time=LONG_AGO, stream="stdout", texts=("a",))
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Folder:
+def folder(tmp_path: Path) -> Folder:
     tmp_path.chmod(0o700)
-    folder = Folder(tmp_path)
-    monkeypatch.setattr(recording, "find", lambda job_id: folder)
-    return folder
+    return Folder(tmp_path)
 
 
 @pytest.fixture
@@ -38,10 +36,10 @@ def writer(folder: Folder) -> Iterator[Writer]:
     os.close(writer._file)
 
 
-def watch(state: JobState, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, list[str]]:
+def watch(state: JobState, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, list[str]]:
     told: list[Event] = []
     monkeypatch.setattr(command, "look", lambda job_id, check: state)
-    outcome = detached.Watch("7", RunRecord(), told.extend, Control()).run()
+    outcome = detached.Watch("7", folder, RunRecord(), told.extend, Control()).run()
     return outcome, [event.text for event in told if isinstance(event, Notice)]
 
 
@@ -53,23 +51,35 @@ def watch(state: JobState, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, li
     ],
 )
 def test_a_job_that_ended_long_ago_without_a_word(
-    state: JobState, ended: float, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    state: JobState, ended: float, folder: Folder, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has written is there, so nothing is waited for, and its time does not grow."""
     monkeypatch.setattr(detached, "_LAST_SECONDS", 1000.0)
-    outcome, notices = watch(state, monkeypatch)
+    outcome, notices = watch(state, folder, monkeypatch)
     assert f"job 7 has ended: {state.state}" in str(outcome.error) and outcome.ended == ended
     assert notices == [f"Job 7 is over: {state.state}."]
 
 
 def test_the_last_words_of_a_job_that_has_just_ended_are_waited_for(
-    writer: Writer, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detached, "_LAST_SECONDS", 3.0)
     began, end = time.monotonic(), time.time() + 3600  # still fresh where this process stands still for long
-    outcome, notices = watch(JobState(job_id="7", state="FAILED", end=end), monkeypatch)
+    outcome, notices = watch(JobState(job_id="7", state="FAILED", end=end), folder, monkeypatch)
     assert outcome.ended == end and time.monotonic() - began > 2.5
     assert notices == ["Job 7 is over: FAILED. Its last words are waited for."]
+
+
+def test_a_job_that_said_that_it_is_ended_has_no_last_words(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = Writer(folder.find_events(0))
+    writer.write([LINE])
+    writer.leave()
+    monkeypatch.setattr(detached, "_LAST_SECONDS", 1000.0)
+    end = time.time() + 3600  # still fresh where this process stands still for long
+    outcome, notices = watch(JobState(job_id="7", state="CANCELLED", end=end), folder, monkeypatch)
+    assert "job 7 has ended: CANCELLED" in str(outcome.error) and notices == ["Job 7 is over: CANCELLED."]
 
 
 def test_a_run_that_was_seen_going_on_is_said_to_be_over(
@@ -85,7 +95,7 @@ def test_a_run_that_was_seen_going_on_is_said_to_be_over(
 
     told: list[Event] = []
     monkeypatch.setattr(command, "look", look)
-    outcome = detached.Watch("7", RunRecord(), told.extend, Control()).run()
+    outcome = detached.Watch("7", folder, RunRecord(), told.extend, Control()).run()
     assert outcome.ended == LONG_AGO + 1 and outcome.error is None
     assert [event.text for event in told if isinstance(event, Notice)] == [
         "Job 7: RUNNING on n1. It goes on without this notebook: notebook_accel.attach(7) shows it again.",

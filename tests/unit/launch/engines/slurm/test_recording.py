@@ -15,7 +15,6 @@ import pytest
 
 import notebook_accel
 from notebook_accel import events
-from notebook_accel.devices import CPU
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import (
     Event,
@@ -269,54 +268,3 @@ def test_a_stop_is_left_for_the_job(folder: Folder) -> None:
     folder.ask_to_stop(30)
     folder.ask_to_stop(0.5)
     assert folder.read_stop() == 0.5
-
-
-def test_only_folders_of_this_user_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(recording.VARIABLE, str(tmp_path / "jobs"))
-    with pytest.raises(LaunchError, match=r"no run of job 5 is known in .*: there is none"):
-        recording.find("5")
-    with pytest.raises(LaunchError, match="no run of a job is known in"):
-        recording.find_newest()
-    (tmp_path / "jobs" / "run").mkdir(parents=True)
-    Folder(tmp_path / "jobs" / "run").name("4")
-    with pytest.raises(
-        LaunchError, match=r"no run .*; of job 4: .*/run was written by notebook_accel another"
-    ):
-        recording.find_newest()
-    Folder(tmp_path / "jobs" / "run").name("4")  # the number is given again
-    assert recording.find("4").path == tmp_path / "jobs" / "run"
-    with pytest.raises(LaunchError, match=r"there are 4$"):
-        recording.find("5")
-    for number, launched in (("4", 5.0), ("3", 6.0)):
-        told = {
-            "function": print,
-            "name": "f",
-            "local_world_size": 1,
-            "device_kind": CPU,
-            "distributed": True,
-        }
-        path = tmp_path / "jobs" / f"run{number}"
-        path.mkdir(mode=0o700)
-        write_format(path)
-        (path / "job").write_bytes(pickle.dumps({**told, "options": {recording.LAUNCHED: launched}}))
-        Folder(path).name(number)
-    (tmp_path / "jobs" / "7").symlink_to("gone")
-    assert recording.find_newest() == "3", "SLURM gives numbers again: the time counts"
-    (tmp_path / "jobs" / "damaged").mkdir(mode=0o700)
-    write_format(tmp_path / "jobs" / "damaged", 7.0)
-    (tmp_path / "jobs" / "damaged" / "job").write_bytes(b"no job")
-    Folder(tmp_path / "jobs" / "damaged").name("8")
-    with pytest.raises(LaunchError, match=r"newest run cannot be read, the one of job 8: .*; attach\(3\)"):
-        recording.find_newest()
-    (tmp_path / "jobs" / "damaged" / "format").write_text('{"launched": "7"}')
-    assert recording.find_newest() == "3"
-    write_format(tmp_path / "jobs" / "damaged", 5.5)
-    assert recording.find_newest() == "3"
-    Folder(tmp_path / "jobs" / "run").name("4")
-    (tmp_path / "jobs" / "run").chmod(0o770)
-    with pytest.raises(LaunchError, match="is not yours alone, and what is in it would be run"):
-        recording.find("4")
-    (tmp_path / "jobs" / "run").chmod(0o700)
-    monkeypatch.setattr(os, "getuid", lambda: 12345)
-    with pytest.raises(LaunchError, match="is not yours alone"):
-        recording.find("4")

@@ -54,6 +54,14 @@ def test_what_is_given_comes_as_it_was_at_the_call(engine: SshEngine) -> None:
     assert launch(os.getcwd, engine) == os.getcwd()
 
 
+def test_that_hosts_stay_warm_is_told_once(engine: SshEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        notebook_launcher(int, (), engine=engine, view="text", environment=CPU)
+    first, second = [line for line in capsys.readouterr().out.splitlines() if "Launching" in line]
+    assert first.endswith("by ssh: one (1), two (1); a process stays on each host 600 s for the next launch.")
+    assert second.endswith("by ssh: one (1), two (1).")
+
+
 @pytest.mark.parametrize(
     ("given", "more", "text"),
     [

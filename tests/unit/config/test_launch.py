@@ -1,0 +1,43 @@
+"""What a config says to a launch that has arguments of its own."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from notebook_accel.config import launch
+from notebook_accel.config.schema import LaunchConfig
+from notebook_accel.session import options
+
+BOTH = LaunchConfig(hosts=("gpu1", "gpu2"), slurm=("partition=gpu",), python="/opt/python")
+
+
+@pytest.mark.parametrize(
+    ("given", "names", "idle"),
+    [
+        ({"engine": "slurm"}, {"slurm", "python"}, "hosts of the config has no effect: .* engine='ssh'"),
+        ({"engine": "ssh"}, {"hosts", "python"}, "slurm of the config has no effect: .* engine='slurm'"),
+        ({"slurm": {"time": 3}}, {"python"}, "hosts of the config has no effect"),
+        ({}, {"hosts", "python"}, "slurm of the config has no effect"),
+    ],
+)
+def test_what_is_for_another_engine_is_left_out(given: dict[str, Any], names: set[str], idle: str) -> None:
+    with pytest.warns(UserWarning, match=idle) as told:
+        found = launch.arguments_beside(BOTH, given)
+    assert found.values.keys() == names and len(told) == 1
+
+
+def test_what_the_call_says_itself_is_left_to_the_checks() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = launch.arguments_beside(LaunchConfig(num_processes=2), {"engine": "slurm", "hosts": ["gpu1"]})
+    assert found.values == {"num_processes": 2}
+
+
+def test_a_session_leaves_it_out_too() -> None:
+    defaults = dict.fromkeys(("hosts", "slurm", "python", "num_processes"))
+    with pytest.warns(UserWarning, match="hosts of the config has no effect"):
+        found = options.resolve({**defaults, "engine": "slurm", "num_nodes": 1}, None, BOTH)
+    assert found["slurm"] == {"partition": "gpu"} and not found["hosts"]
