@@ -13,6 +13,7 @@ from .rank_names import name_process
 from .transfer import failures
 
 _MOST_RETURNED: Final = 8
+_MOST_NOTES: Final = 64  # of more ranks, how many there are is told
 
 
 def build_error(
@@ -103,4 +104,9 @@ def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]
     }
     for rank in outcome.stopped - others.keys() - {cause.rank}:
         others[rank] = f"rank {rank} was stopped by the launcher"
-    return notes + [others[rank] for rank in sorted(others)]
+    told = sorted(others, key=lambda rank: (len(others) > _MOST_NOTES and rank in outcome.stopped, rank))
+    notes += [others[rank] for rank in told[:_MOST_NOTES]]
+    left = told[_MOST_NOTES:]
+    stopped = sum(rank in outcome.stopped for rank in left)
+    notes += [f"{len(left) - stopped:,} more ranks failed"] * (len(left) > stopped)
+    return notes + [f"{stopped:,} more ranks were stopped by the launcher"] * (stopped > 0)

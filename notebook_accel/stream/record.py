@@ -54,6 +54,7 @@ class RunRecord:
         max_points: values that are kept of each metric; of more, every second, fourth and so on (see `Series`).
         phases: last phase of each rank.
         failures: failures of the current attempt, in order of arrival.
+        failed: the ranks of these.
         results: the returned values by rank, still pickled.
         passed: how far each rank came in bars that are forgotten.
         pulses: how far each rank has come.
@@ -72,6 +73,7 @@ class RunRecord:
     phases: dict[int, Phase] = field(default_factory=dict, init=False)
     nodes: dict[int, str] = field(default_factory=dict, init=False)
     failures: list[Failure] = field(default_factory=list, init=False)
+    failed: set[int] = field(default_factory=set, init=False)
     results: dict[int, Result] = field(default_factory=dict, init=False)
     passed: dict[int, float] = field(default_factory=dict, init=False)
     pulses: dict[int, Pulse] = field(default_factory=dict, init=False)
@@ -133,6 +135,7 @@ class RunRecord:
             return
         if isinstance(event, Failure):
             self.failures.append(event)
+            self.failed.add(event.rank)
             return
         if isinstance(event, Held):
             self.held[event.rank] = event.questions
@@ -176,6 +179,7 @@ class RunRecord:
             tail = self._begin_tail(rank)
         if len(texts) > MAX_TAIL or max(map(len, texts)) > _MAX_SHOWN:
             together = replace(lines, texts=tuple(map(_cut_text, texts[-MAX_TAIL:])))
+        tail.max_bytes = int(self.max_bytes * _TAILS) // len(self._tails)
         tail.add(together)
         if self.unfinished:
             self.unfinished.remove((rank, lines.stream))
@@ -184,8 +188,6 @@ class RunRecord:
     def _begin_tail(self, rank: int) -> History:
         tail = self._tails[rank] = History(0, MAX_TAIL, _TAIL_PACK)
         self.line_counts[rank] = 0
-        for each in self._tails.values():
-            each.max_bytes = int(self.max_bytes * _TAILS) // len(self._tails)
         self._leave_room()
         return tail
 
@@ -250,6 +252,7 @@ class RunRecord:
             self.restarts += 1
             self.phases, self.nodes = {}, {}  # nodes may have joined or left, so not all ranks come again
             self.failures.clear()
+            self.failed.clear()
             self.results.clear()
             self._bars.clear()
             self._finished_bars.clear()

@@ -91,23 +91,29 @@ class TextSink(Sink):
         self._prefix = prefix
         self._ranks: set[int] = set()
         self._prefixes: dict[int, str] = {}
+        self._shared_prefix: str | None = None  # the template, once several ranks are shown
         self._live: LiveRows = CellRows() if probes.find_kernel_shell() is not None else TerminalRows()
 
     def _start(self, rank: int) -> None:
         """Add a rank of this node; choose again which ranks are shown, and their prefixes."""
+        known = len(self._ranks)
         self._ranks.add(rank)
         first = min(self._ranks)
+        if known > 1 and rank != first:  # what the others show does not change with it
+            is_chosen = self._output == "all" or (not isinstance(self._output, str) and rank in self._output)
+            if is_chosen and self._shared_prefix is not None:
+                self._prefixes[rank] = _write_prefix(self._shared_prefix, rank, first)
+                return
+            if not is_chosen:
+                return
         shown = {"all": self._ranks, "first": {first}, "none": set[int]()}
         chosen = shown[self._output] if isinstance(self._output, str) else set(self._output) & self._ranks
         prefix = self._prefix
         if prefix is None:
             several = len(chosen) > 1 or (not isinstance(self._output, str) and len(set(self._output)) > 1)
             prefix = DEFAULT_PREFIX if several else ""
-        template = string.Template(prefix)
-        self._prefixes = {
-            rank: template.safe_substitute(rank=rank, local_rank=rank - first, role_name="worker")
-            for rank in chosen
-        }
+        self._shared_prefix = prefix if len(chosen) > 1 else None
+        self._prefixes = {rank: _write_prefix(prefix, rank, first) for rank in chosen}
 
     def show(self, events: Sequence[Event]) -> None:
         """Show the next events of the run.
@@ -138,6 +144,7 @@ class TextSink(Sink):
                     self._write("stdout", [f"{event.detail}\n"])
                 elif event.name == "restarting":
                     self._ranks.clear()
+                    self._shared_prefix = None
                     self._live.restart()
                     self.note(event.detail)
             elif event.rank in self._prefixes:
@@ -176,6 +183,10 @@ class TextSink(Sink):
             from IPython.display import clear_output
 
             clear_output(wait=event.wait)
+
+
+def _write_prefix(template: str, rank: int, first: int) -> str:
+    return string.Template(template).safe_substitute(rank=rank, local_rank=rank - first, role_name="worker")
 
 
 def publish(data: Any, metadata: Any = None, transient: Any = None, *, update: bool = False) -> None:

@@ -18,6 +18,7 @@ class Row:
         other_s: the other's median seconds.
         ratio: the median of the ratios of each round, which a slow moment of the machine moves little.
         target: the ratio that is promised, None where nothing is.
+        unit: of what was measured, empty for seconds.
     """
 
     what: str
@@ -26,6 +27,7 @@ class Row:
     other_s: float
     ratio: float
     target: float | None = None
+    unit: str = ""
 
 
 def interleave(
@@ -82,8 +84,10 @@ def render(rows: Sequence[Row]) -> str:
         (
             row.what,
             row.other,
-            show_time(row.ours_s),
-            show_time(row.other_s),
+            *(
+                f"{value:.3g} {row.unit}" if row.unit else show_time(value)
+                for value in (row.ours_s, row.other_s)
+            ),
             f"{row.ratio:.2f}",
             "" if row.target is None else f"<= {row.target:g}",
             "" if row.target is None else ("met" if row.ratio <= row.target else "MISSED"),

@@ -120,6 +120,8 @@ def records(draw: st.DrawFn) -> RunRecord:
 def draw_picture(record: RunRecord, words: list[str]) -> Picture:
     """Return the picture of a record as `make_picture` does, for a run that is none."""
     shown = (0, 1)
+    drawn = picture.group_by_rank(record.progress.values())
+    unfinished = picture.group_by_rank(record.unfinished.values())
     return Picture(
         name=words[0],
         status="failed",
@@ -130,9 +132,9 @@ def draw_picture(record: RunRecord, words: list[str]) -> Picture:
             RankState(rank=rank, status="waiting", waiting=words[1], waited=1.0, step=3, note=words[2])
             for rank in shown
         ),
-        bars={rank: picture._make_bars(record, rank, True, False) for rank in shown},
-        slowest=min(shown, key=lambda rank: picture._measure_progress(record, rank)),
-        outputs={rank: picture._make_output(record, rank) for rank in shown},
+        bars={rank: picture._make_bars(record, rank, drawn.get(rank, ()), False) for rank in shown},
+        slowest=min(shown, key=lambda rank: picture._measure_progress(record, rank, drawn.get(rank, ()))),
+        outputs={rank: picture._make_output(record, rank, unfinished.get(rank, ())) for rank in shown},
         metrics={name: tuple(points) for name, points in record.metrics.items()},
         displays=tuple(record.displays.values()),
         failure=FailureSummary(title=words[3], traceback=words[4], others=(words[5],)),

@@ -84,7 +84,12 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("read", "sharded", "write"),
         ("background",),
     ),
-    "cli": (("console", "flags", "places", "progress", "questions", "refusal"), ("plan", "tee"), ("start",), ("*",)),
+    "cli": (
+        ("console", "flags", "places", "progress", "questions", "refusal"),
+        ("plan", "tee"),
+        ("start",),
+        ("*",),
+    ),
     "commands": (("*",),),
     "commands.config": (("*",),),
     "comm": (
@@ -160,7 +165,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.engines.ray": (("cluster",), ("*",), ("engine",)),
     "launch.engines.remote": (
-        ("addressing", "beating", "client", "holding", "packets", "process"),
+        ("transport",),
+        ("beating", "client", "holding", "packets", "process", "routes"),
         ("forking", "rank_process"),
         ("messages", "relay"),
         ("link", "reaching"),

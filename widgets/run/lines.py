@@ -107,11 +107,11 @@ def has_errors(output: Output) -> bool:
     return any(_TRACE_START in line.text for line in output.lines)
 
 
-def describe_place(rank: int, log_dir: str, number: int) -> str:
+def describe_place(rank: int | str, log_dir: str, number: int) -> str:
     """Return a clause that says where all lines of a rank are.
 
     Args:
-        rank: whose lines.
+        rank: whose lines; a word that stands for several ranks.
         log_dir: the folder with the files of the run; empty without one.
         number: the number of the run; 0 if `runs()` does not list it.
     """

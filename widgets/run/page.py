@@ -13,9 +13,18 @@ from notebook_accel.launch.durations import format_duration
 from notebook_accel.stream.series import Point
 
 from . import ansi, chart
-from .lines import MARKED, PRE, WRONG, classify_lines, is_shared, render_box
+from .lines import MARKED, PRE, WRONG, classify_lines, describe_place, is_shared, render_box
 from .picture import BAD, Bar, FailureSummary, Picture, sort_ranks
-from .table import MOST_ROWS, SIGNS, describe_rank_status, format_bytes, render_table
+from .table import (
+    MOST_ROWS,
+    MOST_SINGLE,
+    SIGNS,
+    describe_rank_status,
+    describe_ranks,
+    format_bytes,
+    group_alike,
+    render_table,
+)
 
 _PLAIN_LINES: Final = 20
 _USAGE_POINTS: Final = 120  # of a line: a saved notebook has them all
@@ -214,7 +223,7 @@ def render_page(picture: Picture) -> str:
         parts.append(render_failure(picture.failure))
     if picture.distributed or picture.status == "failed":
         parts.append(render_table(picture))
-        if len(picture.ranks) > MOST_ROWS:
+        if MOST_ROWS < len(picture.ranks) <= MOST_SINGLE:
             table = render_table(picture, every_rank=True)
             parts.append(f"<details><summary>all ranks</summary>{table}</details>")
     parts.append(render_notice(picture))
@@ -225,6 +234,7 @@ def render_page(picture: Picture) -> str:
     if picture.background:
         parts.append(render_displays(picture.displays))
     parts += _render_boxes(picture)
+    parts.append(render_hidden_outputs(picture))
     return f'<div class="accel-run accel-run-static" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'
 
 
@@ -295,7 +305,14 @@ def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
     """
     word = "stopping" if picture.stopping else picture.status
     parts = [f"{picture.name}{_describe_processes(picture)}: {word} {_describe_time(picture)}"]
-    for state in picture.ranks if picture.distributed else ():
+    is_large = len(picture.ranks) > MOST_SINGLE
+    groups = group_alike(picture.ranks) if is_large else [(state,) for state in picture.ranks]
+    for group in groups if picture.distributed else ():
+        state = group[0]
+        if len(group) > 1:
+            ranks = describe_ranks([one.rank for one in group])
+            parts.append(f"ranks {ranks}: {describe_rank_status(state)[2:]}")
+            continue
         words = [f"rank {state.rank}: {describe_rank_status(state)[2:]}"]
         words += [f"step {state.step:,}"] if state.step is not None else []
         words += [f"{state.rate:.3g} steps/s"] if state.rate is not None else []
@@ -316,6 +333,19 @@ def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
         parts.append(ansi.strip_escapes(picture.failure.traceback) or picture.failure.title)
         parts += picture.failure.others
     return "\n".join(parts)
+
+
+def render_hidden_outputs(picture: Picture) -> str:
+    """Return of how many ranks the lines are left out, and where they are, as HTML; empty where none are.
+
+    Args:
+        picture: the run.
+    """
+    if not picture.hidden_outputs:
+        return ""
+    ranks = "1 more rank" if picture.hidden_outputs == 1 else f"{picture.hidden_outputs:,} more ranks"
+    place = describe_place("*" if picture.log_dir else "rank", picture.log_dir, picture.number)
+    return f'<div style="opacity:0.8">lines of {ranks}: {html.escape(place)}</div>'
 
 
 def make_bundle(picture: Picture) -> dict[str, str]:

@@ -93,6 +93,7 @@ class Panel:
         if picture.distributed and (panes := choose_panes(picture, self._panes)) is not None:
             self._panes = panes
             panes.show(picture)
+        self._show_text("hidden", page.render_hidden_outputs(picture) if self._panes is not None else "")
         self._show_text(
             "failure", page.render_failure(picture.failure) if picture.failure is not None else ""
         )
@@ -119,6 +120,7 @@ class Panel:
     def _arrange(self, picture: Picture) -> None:
         """Show the widgets that have content, in their order."""
         has_more = len(picture.bars) > 1 or len(picture.ranks) > table.MOST_ROWS
+        has_more = has_more and len(picture.ranks) <= table.MOST_SINGLE
         chart = self._find_filled("chart")
         choices = (["log"] if chart else []) + (["load"] if picture.history else [])
         parts: list[Any] = [self.box.children[0], self._upper, *self._find_filled("table", "notice", "bars")]
@@ -128,7 +130,7 @@ class Panel:
             parts.append(self._make_part("choices", ipywidgets.HBox, "accel-run-choices"))
             set_trait(parts[-1], "children", tuple(map(self._make_choice, choices)))
         parts += self._find_filled("usage")
-        parts += [self._panes.box] if self._panes is not None else []
+        parts += [self._panes.box, *self._find_filled("hidden")] if self._panes is not None else []
         parts += [self._figures.box] if self._figures is not None and self._figures.box.children else []
         parts += self._find_filled("failure")
         set_trait(self.box, "children", tuple(parts))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 from notebook_accel import probes
 from notebook_accel.errors import RunStoppedError
-from notebook_accel.events import Display, Failure, Line, Progress, Pulse, Unfinished
+from notebook_accel.events import Display, Event, Failure, Line, Progress, Pulse, Unfinished
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.run import Status as RunStatus
 from notebook_accel.launch.transfer import failures
@@ -21,10 +21,15 @@ RankStatus = Literal[
     "queued", "starting", "running", "waiting", "done", "failed", "killed", "stopped", "left"
 ]
 
+EventT = TypeVar("EventT", bound=Event)
+
 _WAITING_SECONDS: Final = 1.0  # shorter waits happen in every step
 _OVER: Final = ("done", "failed", "stopped", "left")
 BAD: Final = ("failed", "killed")  # of a rank
 _MAX_BARS: Final = 6  # for each rank
+MOST_OUTPUTS: Final = 64
+"""With more ranks, the lines of some are shown: of the first ones, and of those that failed."""
+_SOME_OUTPUTS: Final = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,6 +165,7 @@ class Picture:
         failure: the failure that came first; None without one.
         notice: the last message of the launcher itself; empty without one.
         log_dir: the folder with the lines of all ranks; empty without one.
+        hidden_outputs: of how many ranks the output is left out, because there are too many.
         cause: the rank that failed first; None where none has.
     """
 
@@ -181,6 +187,7 @@ class Picture:
     failure: FailureSummary | None = None
     notice: str = ""
     log_dir: str = ""
+    hidden_outputs: int = 0
     number: int = 0
     cause: int | None = None
 
@@ -224,8 +231,17 @@ def make_picture(
     status = run.status
     over = status in _OVER
     ranks = _list_ranks(run)
-    shown = _select_shown(job.output, ranks)
-    bars = {rank: found for rank in ranks if (found := _make_bars(record, rank, rank in shown, over))}
+    failed = _find_failed(record)
+    wanted = _select_shown(job.output, ranks)
+    shown = limit_shown(wanted, failed)
+    drawn = group_by_rank(record.progress.values())
+    chosen, nothing = set(shown), list[Progress]()
+    bars = {
+        rank: found
+        for rank in ranks
+        if (found := _make_bars(record, rank, drawn.get(rank, nothing) if rank in chosen else nothing, over))
+    }
+    unfinished = group_by_rank(list(record.unfinished.values()))
     cause = _find_cause(run)
     return Picture(
         name=job.name,
@@ -237,27 +253,64 @@ def make_picture(
         distributed=job.distributed,
         stopping=run.stop_is_asked and not over,
         restarts=record.restarts,
-        ranks=tuple(_make_state(run, rank, status, (usage or {}).get(rank), cause) for rank in ranks),
+        ranks=tuple(
+            _make_state(run, rank, status, (usage or {}).get(rank), failed.get(rank), cause) for rank in ranks
+        ),
         bars=bars,
-        slowest=min(bars, key=lambda rank: _measure_progress(record, rank), default=None),
-        outputs={rank: _make_output(record, rank) for rank in shown},
+        slowest=min(
+            bars, key=lambda rank: _measure_progress(record, rank, drawn.get(rank, nothing)), default=None
+        ),
+        outputs={rank: _make_output(record, rank, unfinished.get(rank, ())) for rank in shown},
         metrics={name: tuple(points) for name, points in list(record.metrics.items())},
         history=history or {},
-        displays=tuple(event for (rank, _), event in list(record.displays.items()) if rank in shown),
+        displays=tuple(event for (rank, _), event in list(record.displays.items()) if rank in chosen),
         failure=_summarize_failure(run),
         notice="" if run.is_over and not run.failure else record.notice,
         log_dir="" if job.log_dir is None else os.fspath(job.log_dir),
+        hidden_outputs=len(wanted) - len(shown),
         cause=None if cause is None else cause.rank,
     )
 
 
-def _make_output(record: RunRecord, rank: int) -> Output:
+def group_by_rank(events: Iterable[EventT]) -> dict[int, list[EventT]]:
+    """Return events by rank, in their order.
+
+    Args:
+        events: of all ranks.
+    """
+    found: dict[int, list[EventT]] = {}
+    for event in events:
+        found.setdefault(event.rank, []).append(event)
+    return found
+
+
+def limit_shown(ranks: Sequence[int], failed: Collection[int]) -> Sequence[int]:
+    """Return the ranks whose output is shown; of many, the first ones that failed and the first others.
+
+    Args:
+        ranks: that are to be shown, in order.
+        failed: ranks that failed.
+    """
+    if len(ranks) <= MOST_OUTPUTS:
+        return ranks
+    worst = [rank for rank in ranks if rank in failed][: _SOME_OUTPUTS // 2]
+    others = [rank for rank in ranks[:_SOME_OUTPUTS] if rank not in worst]
+    return sorted([*worst, *others[: _SOME_OUTPUTS - len(worst)]])
+
+
+def _find_failed(record: RunRecord) -> dict[int, Failure]:
+    """Return the first failure of each rank that has one."""
+    found: dict[int, Failure] = {}
+    for failure in list(record.failures):
+        found.setdefault(failure.rank, failure)
+    return found
+
+
+def _make_output(record: RunRecord, rank: int, unfinished: Iterable[Unfinished]) -> Output:
     return Output(
         total=record.line_counts.get(rank, 0),
         lines=tuple(record.find_tail(rank)),
-        unfinished=tuple(
-            event for event in list(record.unfinished.values()) if event.rank == rank and event.text.strip()
-        ),
+        unfinished=tuple(event for event in unfinished if event.text.strip()),
     )
 
 
@@ -282,10 +335,14 @@ def _find_cause(run: Run) -> Failure | None:
 
 
 def _make_state(
-    run: Run, rank: int, status: RunStatus, usage: Usage | None, cause: Failure | None
+    run: Run,
+    rank: int,
+    status: RunStatus,
+    usage: Usage | None,
+    failure: Failure | None,
+    cause: Failure | None,
 ) -> RankState:
     record = run.record
-    failure = next((each for each in list(record.failures) if each.rank == rank), None)
     pulse = record.pulses.get(rank)
     state = _resolve_status(run, rank, status, failure)
     waited = _measure_since(pulse) if state == "running" and pulse is not None and pulse.waiting else 0.0
@@ -341,12 +398,12 @@ def _describe_failure(failure: Failure | None, cause: Failure | None) -> str:
 # -- progress
 
 
-def _make_bars(record: RunRecord, rank: int, shown: bool, over: bool) -> tuple[Bar, ...]:
+def _make_bars(record: RunRecord, rank: int, own: Iterable[Progress], over: bool) -> tuple[Bar, ...]:
     pulse = record.pulses.get(rank)
     found = [] if pulse is None or not pulse.batch or over else [_make_loader_bar(pulse)]
     drawn: dict[tuple[str, int], Progress] = {}  # of bars with one name that followed each other, the newest
-    for (of, _), bar in sorted(record.progress.items()):
-        if of == rank and shown and (bar.leave or not bar.finished):
+    for bar in sorted(own, key=lambda bar: bar.bar):
+        if bar.leave or not bar.finished:
             drawn[bar.description, bar.position] = bar
     newest = sorted(drawn.values(), key=lambda bar: (not bar.finished, bar.bar))[-_MAX_BARS:]
     return (*found, *map(_make_tqdm_bar, sorted(newest, key=lambda bar: bar.bar)))
@@ -372,11 +429,11 @@ def _make_tqdm_bar(bar: Progress) -> Bar:
     )
 
 
-def _measure_progress(record: RunRecord, rank: int) -> tuple[float, ...]:
+def _measure_progress(record: RunRecord, rank: int, own: Iterable[Progress]) -> tuple[float, ...]:
     """Return how far a rank has come, as a key to compare it with other ranks."""
     pulse = record.pulses.get(rank)
     counts = record.passed.get(rank, 0.0)
-    counts += sum(bar.count for (of, _), bar in list(record.progress.items()) if of == rank)
+    counts += sum(bar.count for bar in own)
     if pulse is None:
         return (0, 0, 0, counts, rank)
     return (pulse.steps, pulse.epoch, pulse.batch, counts, rank)

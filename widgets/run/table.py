@@ -13,6 +13,8 @@ from .picture import BAD, Picture, RankState, Usage
 
 MOST_ROWS: Final = 16
 """With more ranks, those that are in the same state have one row."""
+MOST_SINGLE: Final = 256
+"""With more ranks, there is no table and no text that has a row for each."""
 SIGNS: Final = {
     "queued": "◌",
     "starting": "○",
@@ -37,11 +39,9 @@ def render_table(picture: Picture, *, every_rank: bool = False) -> str:
             has failed comes first.
     """
     alone = every_rank or len(picture.ranks) <= MOST_ROWS
-    groups = [(state,) for state in picture.ranks] if alone else _group(picture.ranks, by_node=True)
-    if not alone and len(groups) > MOST_ROWS:
-        groups = _group(picture.ranks, by_node=False)
+    groups = [(state,) for state in picture.ranks] if alone else group_alike(picture.ranks)
     columns: dict[str, list[str]] = {
-        "rank" if alone else "ranks": [_describe_ranks([state.rank for state in group]) for group in groups],
+        "rank" if alone else "ranks": [describe_ranks([state.rank for state in group]) for group in groups],
         "node": [_describe_nodes(group) for group in groups],
         "status": [describe_rank_status(_find_longest(group)) for group in groups],
         "step": [_span([state.step for state in group], lambda step: f"{step:,}") for group in groups],
@@ -93,6 +93,18 @@ def _render_row(state: RankState, texts: dict[str, str]) -> str:
 # -- ranks that are alike
 
 
+def group_alike(ranks: Sequence[RankState]) -> list[tuple[RankState, ...]]:
+    """Return the ranks that are in the same state together, and on one node if there are not too many nodes.
+
+    Args:
+        ranks: the state of each.
+    """
+    groups = _group(ranks, by_node=True)
+    if len(groups) > MOST_ROWS:
+        groups = _group(ranks, by_node=False)
+    return groups[:MOST_SINGLE]
+
+
 def _group(ranks: Sequence[RankState], *, by_node: bool) -> list[tuple[RankState, ...]]:
     """Return the ranks of each state together, or of each node and state; those that failed first."""
     groups: dict[tuple[str, ...], list[RankState]] = {}
@@ -102,8 +114,12 @@ def _group(ranks: Sequence[RankState], *, by_node: bool) -> list[tuple[RankState
     return sorted(map(tuple, groups.values()), key=lambda group: group[0].status not in BAD)
 
 
-def _describe_ranks(ranks: Sequence[int]) -> str:
-    """Return numbers with their runs drawn together, such as `0-3, 7`."""
+def describe_ranks(ranks: Sequence[int]) -> str:
+    """Return numbers with their runs drawn together, such as `0-3, 7`.
+
+    Args:
+        ranks: in order.
+    """
     pieces: list[list[int]] = []
     for rank in ranks:
         if pieces and rank == pieces[-1][-1] + 1:

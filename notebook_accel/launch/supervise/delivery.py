@@ -38,7 +38,7 @@ class Delivery:
 
     def has_outcome(self, rank: int) -> bool:
         """Return whether a rank has said how its function ended."""
-        return rank in self._record.results or any(failure.rank == rank for failure in self._record.failures)
+        return rank in self._record.results or rank in self._record.failed
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Pass events on.

@@ -28,6 +28,7 @@ GroupState = Literal["running", "done", "failed", "stopped", "hung"]
 SAVE_SECONDS: Final = 30.0
 """How long a checkpoint that is being written in the background is waited for, after a failure for example."""
 _LOOK_SECONDS: Final = 0.1
+_HANG_LOOK_SECONDS: Final = 0.1  # between two looks, each of which is at all ranks
 _END_LOOK_SECONDS: Final = 0.02  # between two looks at workers that are being ended
 _LEAST_KILL_SECONDS: Final = 2.0  # that killed workers have also where the user interrupts the wait for them
 _LAST_WORDS_SECONDS: Final = 0.1
@@ -105,6 +106,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self._control = attempt.control
         self._delivery = Delivery(attempt.deliver, attempt.record)
         self._members: list[MemberT] = []
+        self._by_rank: dict[int, MemberT] = {}  # some of the members, see `_member`
+        self._next_look = 0.0  # for a hang, by the monotonic clock
         self._agreement = StopAgreement(self.tell, attempt.record, attempt.control)
         self.stopped_ranks: set[int] = set()
         self.hang_watch = HangWatch(
@@ -209,7 +212,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
     @property
     def is_running(self) -> bool:
         """Whether any worker has not ended."""
-        return bool(self.list_running())
+        return any(not member.has_ended for member in self._members)
 
     def list_running(self) -> list[MemberT]:
         """Return the members that have not ended."""
@@ -247,7 +250,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
                 return "failed"
             if not self.is_running:
                 return "done"
-            running = (member.rank for member in self.list_running())
+            running = (member.rank for member in self._members if not member.has_ended)
             if self._agreement.is_due(running, is_saving=self.is_saving):
                 return "stopped"
             if self._look_for_hang():
@@ -273,12 +276,15 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self.note_ends()
 
     def _member(self, rank: int) -> MemberT:
-        return next(member for member in self._members if member.rank == rank)
+        if rank not in self._by_rank:  # it is filled as a whole: each look at all would make it quadratic
+            self._by_rank = {member.rank: member for member in self._members}
+        return self._by_rank[rank]
 
     def _look_for_hang(self) -> bool:
         """Report a hang where there is one; return whether the run is to end for it."""
-        if self._job.hang_timeout is None:
+        if self._job.hang_timeout is None or time.monotonic() < self._next_look:
             return False
+        self._next_look = time.monotonic() + _HANG_LOOK_SECONDS
         running = {member.rank: member.pid for member in self.list_running()}
         phases = self._record.phases
         told = (rank for rank in running if rank in phases and phases[rank].name == "running")

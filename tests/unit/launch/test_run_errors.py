@@ -42,3 +42,12 @@ def test_of_many_some_are_named_and_the_others_counted(returned: int, last: str)
 
 def test_other_errors_have_nothing_to_do_with_it() -> None:
     assert len(describe("a bug", 2)) == 1
+
+
+def test_an_error_has_no_line_for_each_of_very_many_ranks() -> None:
+    error = RaisedError(type_name="ValueError", message="bad", pickled=None, frames=())
+    failed = [Failure(rank=rank, time=float(rank), pid=rank, error=error) for rank in range(500)]
+    outcome = Outcome(failures=tuple(failed), stopped=frozenset(range(500, 8192)))
+    notes = build_error(outcome, RunRecord(), "train", Start())[1]
+    assert len(notes) == 1 + 64 + 2
+    assert notes[-2:] == ["435 more ranks failed", "7,692 more ranks were stopped by the launcher"]

@@ -22,6 +22,8 @@ from notebook_accel.events import (
     Pulse,
     Unfinished,
 )
+from notebook_accel.stream import record as records
+from notebook_accel.stream.bounded import History
 from notebook_accel.stream.record import MAX_BYTES, RunRecord
 
 
@@ -293,3 +295,18 @@ def test_errors_are_those_of_the_last_start() -> None:
         for stream in ("stderr", "stdout"):
             record.apply(Lines(rank=0, time=float(number), stream=stream, texts=(f"{text} on {stream}",)))
     assert record.find_errors(0) == ["after on stderr"] and record.find_errors(1) == []
+
+
+def test_the_first_line_of_a_rank_costs_nothing_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = []
+
+    class Counted(History):
+        def __setattr__(self, name: str, value: object) -> None:
+            changed.extend([name] * (name == "max_bytes"))
+            super().__setattr__(name, value)
+
+    monkeypatch.setattr(records, "History", Counted)
+    record = RunRecord()
+    for rank in range(1000):
+        record.apply(write(1, "x", rank))
+    assert len(changed) < 1000 * 5

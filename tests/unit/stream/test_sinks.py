@@ -141,3 +141,17 @@ def test_a_file_has_lines_only(capsys: pytest.CaptureFixture[str]) -> None:
     sink.show([bar(0, "2/2", finished=True), unfinished("rest")])
     sink.close()
     assert capsys.readouterr() == ("100%\n", "2/2\n")
+
+
+def test_the_start_of_a_rank_makes_no_prefix_of_the_others_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def write(template: str, rank: int, first: int) -> str:
+        made.append(rank)
+        return f"{rank - first}: "
+
+    monkeypatch.setattr(sinks, "_write_prefix", write)
+    sink = TextSink("all", prefix="${local_rank}: ")
+    for rank in (3, 4, *range(5, 500), 2):
+        sink.show([Phase(rank=rank, time=0.0, name="starting")])
+    assert len(made) < 2 * 500 and sink._prefixes[499] == "497: ", "but where the first rank comes late"

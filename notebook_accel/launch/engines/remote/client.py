@@ -1,4 +1,4 @@
-"""How the agent of a host is started, by a program with pipes to it; and what the environment there has to be."""
+"""How the agent of a host is reached and started; and what the environment there has to be."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 
 from .... import probes
 from ....takeover import finder
+from .transport import ProcessTransport, Transport
 
 MARK: Final = "notebook_accel:"
 """What begins each line that is ours, before the frames begin; a nonce of the connection follows."""
@@ -58,7 +59,7 @@ class Wanted:
 
 
 class Client(ABC):
-    """Starts the agent of a host, and passes on what is said by its pipes. Equal ones can share connections.
+    """Leads to the agents of hosts. Equal ones can share connections.
 
     Attributes:
         program: what runs here, for messages.
@@ -77,8 +78,8 @@ class Client(ABC):
         return WARM_SECONDS
 
     @abstractmethod
-    def make_command(self, host: str, python: str | None, nonce: str, wanted: Wanted) -> list[str]:
-        """Return the command that starts the agent on a host.
+    def connect(self, host: str, python: str | None, nonce: str, wanted: Wanted) -> Transport:
+        """Return the way to the agent on a host, which it starts.
 
         Args:
             host: its name.
@@ -86,10 +87,6 @@ class Client(ABC):
             nonce: what marks our lines of this connection.
             wanted: what the environment there has to be.
         """
-
-    def make_environment(self) -> Mapping[str, str] | None:
-        """Return the variables of the command, None for those of this process."""
-        return None
 
     @abstractmethod
     def explain_failure(self, host: str, code: int | None, said: Sequence[str]) -> str:
@@ -108,6 +105,22 @@ class Client(ABC):
         Args:
             said: the lines.
         """
+
+
+class CommandClient(Client):
+    """A client that is a program with pipes to it, such as `ssh`."""
+
+    @abstractmethod
+    def make_command(self, host: str, python: str | None, nonce: str, wanted: Wanted) -> list[str]:
+        """Return the command that starts the agent on a host; the arguments are those of `connect`."""
+
+    def make_environment(self) -> Mapping[str, str] | None:
+        """Return the variables of the command, None for those of this process."""
+        return None
+
+    def connect(self, host: str, python: str | None, nonce: str, wanted: Wanted) -> Transport:
+        """Start the program."""
+        return ProcessTransport(self.make_command(host, python, nonce, wanted), self.make_environment())
 
 
 def strip_build(version: str) -> str:

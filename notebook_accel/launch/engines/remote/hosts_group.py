@@ -32,7 +32,6 @@ from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...transfer.pickled import Pickled
 from ...worker.environment import list_rank_variables
 from ..attempts import Wait
-from .addressing import choose_addresses, list_needed, list_peers
 from .client import WARM_SECONDS
 from .link import Link
 from .messages import (
@@ -51,8 +50,10 @@ from .messages import (
 )
 from .pool import Pool
 from .rank_process import ProcessStart, Work, name_machine
+from .routes import choose_addresses, list_needed, list_peers
 
 _LOOK_SECONDS: Final = 0.05
+_QUIET_SECONDS: Final = 0.25  # between two looks at connections from which nothing comes
 _CLEAR_SECONDS: Final = LONGEST_SECONDS + 1.0
 _MISSING: Final = ("FileNotFoundError", "ModuleNotFoundError")
 _CPU: Final = "ACCELERATE_USE_CPU"
@@ -146,6 +147,8 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         self._plan = plan
         self._links: list[Link] = []
         self._ranks: dict[Link, range] = {}
+        self._link_of: dict[int, Link] = {}  # by rank
+        self._looked = 0.0  # at connections from which nothing came, by the monotonic clock
         self._answers: dict[tuple[Link, type[Event]], Event] = {}
         self._selector = selectors.DefaultSelector()
         self._selecting = threading.Lock()
@@ -171,6 +174,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         first = 0
         for link, count in zip(self._links, self._plan.counts, strict=True):
             self._ranks[link] = range(first, first + count)
+            self._link_of.update(dict.fromkeys(self._ranks[link], link))
             first += count
             self._selector.register(link, selectors.EVENT_READ, link)
         if not self._has_devices():
@@ -312,23 +316,30 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
 
     def tell(self, order: Order) -> None:
         """Send an order to the worker of its rank, or to the agent that holds it; never waits."""
-        for link, ranks in list(self._ranks.items()):
-            if order.rank in ranks and not link.lost:
-                self._send(link, order)
+        link = self._link_of.get(order.rank)
+        if link is not None and not link.lost:
+            self._send(link, order)
 
     def receive(self, timeout: float) -> Sequence[Event]:
         """Wait for events of all hosts, `timeout` seconds at most; return what came."""
         if not self._selector.get_map():
             time.sleep(min(timeout, _LOOK_SECONDS))
             return []
+        heard: dict[Link, None] = {}
         for key, mask in self._selector.select(timeout):
+            link: Link = key.data
+            if mask & selectors.EVENT_READ:
+                heard[link] = None
             if mask & selectors.EVENT_WRITE:
-                link: Link = key.data
                 link.flush()
                 if not link.has_outgoing:
                     with self._selecting:
                         self._selector.unregister(key.fileobj)
-        return [event for link in self._links for event in self._receive_from(link)]
+        now = time.monotonic()
+        if now - self._looked >= _QUIET_SECONDS:  # each look costs as much as all hosts
+            self._looked = now
+            heard = dict.fromkeys(self._links)
+        return [event for link in heard for event in self._receive_from(link)]
 
     def _receive_from(self, link: Link) -> list[Event]:
         if link.lost:
@@ -376,7 +387,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
 
     def find_node(self, rank: int) -> str:
         """Return the host of a rank; none is needed where the only one is this machine."""
-        host = next((link for link, ranks in self._ranks.items() if rank in ranks), None)
+        host = self._link_of.get(rank)
         if host is None or (len(self._ranks) == 1 and host.facts.get("machine") == self._machine):
             return ""
         return host.host
@@ -446,7 +457,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             self._plan.pool.put(link, is_clean=(link, Cleared) in self._answers and not link.has_outgoing)
         self._selector.close()
         self._links = []
-        self._ranks = {}
+        self._ranks, self._link_of = {}, {}
         self._members.clear()
         if self._plan.ends_with_group:
             self._plan.lender.give_back(is_stopped=False)

@@ -7,8 +7,6 @@ import json
 import math
 import os
 import secrets
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -26,7 +24,6 @@ _BYTES: Final = 1 << 18
 _MOST_NOISE: Final = 1 << 20
 _LINES: Final = 60
 _READS: Final = 64  # in one look
-_CLOSE_SECONDS: Final = 2.0
 _STALE_SECONDS: Final = 20.0
 _PROVEN_SECONDS: Final = 1.0
 
@@ -77,35 +74,20 @@ class Link:
         self._quiet = packets.Quiet(time.monotonic())
         self._idle_since: float | None = None
         self._heard = -math.inf  # when an answer came last, by the monotonic clock
-        self._process = subprocess.Popen(
-            client.make_command(host, python, self._nonce, wanted),
-            env=client.make_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            start_new_session=True,  # an interrupt of the cell is not for it
-        )
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            assert pipe is not None
-            if sys.platform != "win32":  # the engines refuse it
-                os.set_blocking(pipe.fileno(), False)
+        self._transport = client.connect(host, python, self._nonce, wanted)
 
     def fileno(self) -> int:
         """Return the descriptor that can be read when something has come."""
-        assert self._process.stdout is not None
-        return self._process.stdout.fileno()
+        return self._transport.incoming
 
     @property
     def stdin_fileno(self) -> int:
         """The descriptor that takes packets."""
-        assert self._process.stdin is not None
-        return self._process.stdin.fileno()
+        return self._transport.outgoing
 
     def filenos(self) -> list[int]:
         """Return the descriptors that no forked process may keep."""
-        pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
-        return [pipe.fileno() for pipe in pipes if pipe is not None and not pipe.closed]
+        return self._transport.filenos()
 
     @property
     def said(self) -> list[str]:
@@ -117,7 +99,7 @@ class Link:
     @property
     def exitcode(self) -> int | None:
         """The client's exit code, None while it runs."""
-        return self._process.poll()
+        return self._transport.exitcode
 
     # -- what comes
 
@@ -183,15 +165,15 @@ class Link:
         return b""
 
     def _read_errors(self) -> None:
-        assert self._process.stderr is not None
+        if self._transport.errors < 0:
+            return
         with contextlib.suppress(OSError):
-            while data := os.read(self._process.stderr.fileno(), _BYTES):
+            while data := os.read(self._transport.errors, _BYTES):
                 *lines, self._unfinished = (self._unfinished + data).split(b"\n")
                 self._said += [line.decode(errors="replace").rstrip() for line in lines]
 
     def _lose(self) -> None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_CLOSE_SECONDS)  # its output has ended, and it is about to
+        self._transport.wait()  # its output has ended, and it is about to
         self._read_errors()
         code = self.exitcode or 0
         program = self.client.program
@@ -265,14 +247,4 @@ class Link:
     def close(self) -> None:
         """End the client; the agent ends what it has."""
         self.lost = self.lost or "it was closed"
-        process = self._process
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        process.terminate()
-        try:
-            process.wait(_CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            signals.kill(process.pid)
-            process.wait()
+        self._transport.close()

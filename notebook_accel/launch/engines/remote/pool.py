@@ -49,8 +49,8 @@ class Pool:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._lock = threading.RLock()
-        self._resting: list[Link] = []
-        self._all: list[Link] = []
+        self._resting: dict[Hashable, list[Link]] = {}  # by what a launch that may use them has alike
+        self._all: dict[Link, None] = {}  # in the order in which they were made
         self._kept: list[tuple[Hashable, Kept]] = []
         self._waiting: set[object] = set()
         self._told: set[Hashable] = set()
@@ -137,10 +137,9 @@ class Pool:
             # an answer that is on its way would come to the next launch
             if is_clean and not link.is_asked and not link.lost:
                 link.rest()
-                self._resting.append(link)
+                self._resting.setdefault(link.key, []).append(link)
                 return
-            if link in self._all:
-                self._all.remove(link)
+            self._all.pop(link, None)
         link.close()
         self._stop_beating()
 
@@ -201,17 +200,20 @@ class Pool:
         if self.pid != os.getpid():
             return
         with interrupts.delay_interrupt():
-            for link in [*self._resting]:
-                self._resting.remove(link)
-                self.put(link, is_clean=False)
+            for key in [*self._resting]:
+                for link in self._resting.pop(key):
+                    self.put(link, is_clean=False)
             while self._kept:
                 self._kept.pop()[1].close()
 
     def _take(self, client: Client, host: str, python: str | None) -> Link | None:
         """Return a connection that has rested, None where there is none."""
         with self._lock:
-            for link in [link for link in self._resting if link.key == (client, host, python)]:
-                self._resting.remove(link)
+            key = (client, host, python)
+            while rested := self._resting.get(key):
+                link = rested.pop(0)
+                if not rested:
+                    del self._resting[key]
                 if link.is_usable():
                     return link
                 self.put(link, is_clean=False)
@@ -220,17 +222,21 @@ class Pool:
     def _drop_ended(self) -> None:
         """Close the rested connections whose agent has gone, such as those of hosts that nobody uses any more."""
         with self._lock:
-            ended = [link for link in self._resting if link.exitcode is not None]
-            self._resting = [link for link in self._resting if link not in ended]
+            every = [link for links in self._resting.values() for link in links]
+            ended = [link for link in every if link.exitcode is not None]
+            self._resting = {}
+            for link in every:
+                if link.exitcode is None:
+                    self._resting.setdefault(link.key, []).append(link)
         for link in ended:
             self.put(link, is_clean=False)
 
     def _replace_dead(self, links: list[Link], wanted: Wanted, check: Callable[[], None]) -> None:
         """Connect anew to each host whose rested connection has no answer: it may have ended a moment ago."""
-        rested = [link for link in links if link.is_ready and not link.is_proven]
+        rested = {link: None for link in links if link.is_ready and not link.is_proven}
         for link in rested:
             link.ask()
-        self._wait(rested, lambda link: not link.is_asked, check, _PROOF_SECONDS)
+        self._wait([*rested], lambda link: not link.is_asked, check, _PROOF_SECONDS)
         for number, link in enumerate(links):
             if link in rested and (link.lost or link.is_asked):
                 links[number] = self._start(*link.key, wanted)
@@ -239,7 +245,7 @@ class Pool:
     def _start(self, client: Client, host: str, python: str | None, wanted: Wanted) -> Link:
         with self._lock, interrupts.block_interrupt_in_children():
             link = Link(client, host, python, wanted)
-            self._all.append(link)
+            self._all[link] = None
             self._beat_for(link)
         return link
 
@@ -287,14 +293,16 @@ class Pool:
         """Wait until each connection is so far or has failed."""
         deadline = time.monotonic() + seconds
         with selectors.DefaultSelector() as selector:
-            for link in links:
-                selector.register(link, selectors.EVENT_READ)
-            while any(not (link.lost or is_there(link)) for link in links):
+            awaited = {link for link in links if not (link.lost or is_there(link))}
+            for link in awaited:
+                selector.register(link, selectors.EVENT_READ, link)
+            while awaited:
                 for key, _ in selector.select(_LOOK_SECONDS):
-                    link = next(link for link in links if link is key.fileobj)
+                    link = key.data
                     link.receive()
-                    if link.lost:
+                    if link.lost or is_there(link):
                         selector.unregister(link)
+                        awaited.discard(link)
                 interrupts.obey_interrupt()
                 check()
                 if time.monotonic() > deadline:

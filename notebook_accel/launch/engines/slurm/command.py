@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 from .... import environ, interrupts
 from ....errors import LaunchError
 from ....trust import secret
-from ..remote.client import Client, Wanted, make_script
+from ..remote.client import CommandClient, Wanted, make_script
 
 _LOOK_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 60.0
@@ -47,7 +47,7 @@ _ENDS: Final = ("BootFail", "DeadLine", "Dependency", "InactiveLimit", "JobLaunc
 
 
 @dataclass(frozen=True)
-class SrunClient(Client):
+class SrunClient(CommandClient):
     """`srun`, which starts a step of a job on one of its nodes.
 
     Attributes:

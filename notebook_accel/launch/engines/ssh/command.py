@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from ..remote.client import Client, Wanted, make_script
+from ..remote.client import CommandClient, Wanted, make_script
 
 _ALIVE_SECONDS: Final = 4
 _ALIVE_COUNT: Final = 3
@@ -29,7 +29,7 @@ _OURS: Final = "notebook_accel"
 
 
 @dataclass(frozen=True)
-class SshClient(Client):
+class SshClient(CommandClient):
     """OpenSSH's client.
 
     Attributes:

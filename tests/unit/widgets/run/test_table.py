@@ -7,7 +7,7 @@ import re
 from dataclasses import replace
 
 from notebook_accel.widgets.run import page, table
-from notebook_accel.widgets.run.picture import Picture, RankState, Usage
+from notebook_accel.widgets.run.picture import Picture, RankState, Usage, limit_shown
 
 
 def read_rows(text: str) -> list[list[str]]:
@@ -84,3 +84,19 @@ def test_of_many_ranks_those_in_the_same_state_have_one_row_and_failures_come_fi
 def test_words_of_a_waiting_rank() -> None:
     state = RankState(rank=0, status="waiting", waiting="all_gather", waited=12.7)
     assert table.describe_rank_status(state) == "◐ waiting in all_gather for 12 s"
+
+
+def test_very_many_ranks_have_no_row_each() -> None:
+    states = tuple(RankState(rank=rank, status="running", node=f"n{rank // 8}") for rank in range(8192))
+    picture = Picture(
+        name="train", status="running", seconds=1.0, started=0.0, ranks=states, hidden_outputs=8176
+    )
+    assert "ranks 0-8191: running" in page.render_text(picture)
+    shown = page.render_page(picture)
+    assert len(shown) < 10_000 and "lines of 8,176 more ranks" in shown
+
+
+def test_whose_lines_are_shown_of_very_many_ranks() -> None:
+    assert limit_shown(range(32), ()) == range(32)
+    assert [*limit_shown(range(1000), {1, 700})] == [*range(15), 700]
+    assert [*limit_shown(range(1000), set(range(500, 1000)))] == [*range(8), *range(500, 508)]

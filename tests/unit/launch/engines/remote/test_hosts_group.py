@@ -1,12 +1,17 @@
-"""What is told of ranks on hosts: the host of a process, and of what is missing there."""
+"""What is told of ranks on hosts: the host of a process, and of what is missing there; and what many hosts cost."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import os
+import selectors
+import threading
 from typing import Any, cast
 
 import pytest
 
-from notebook_accel.events import CallEnd, Failure, RaisedError
+from notebook_accel.events import CallEnd, Event, Failure, LeaveOrder, RaisedError
 from notebook_accel.launch.engines.remote import hosts_group
 from notebook_accel.launch.engines.remote.hosts_group import HostsWorkerGroup
 from notebook_accel.launch.transfer import failures
@@ -16,7 +21,7 @@ class Client:
     host_noun = "host"
 
 
-class FakeLink:
+class ToldLink:
     """A connection to a host, as far as events of it are told."""
 
     client = Client
@@ -25,11 +30,12 @@ class FakeLink:
         self.host, self.facts = host, {"machine": machine}
 
 
-def make_group(*links: FakeLink) -> Any:
+def make_group(*links: ToldLink) -> Any:
     """Return a group with two ranks on each host, on the machine `here`."""
     group: Any = HostsWorkerGroup.__new__(HostsWorkerGroup)
     group._machine = "here"
     group._ranks = {link: range(2 * number, 2 * number + 2) for number, link in enumerate(links)}
+    group._link_of = {rank: link for link, ranks in group._ranks.items() for rank in ranks}
     return group
 
 
@@ -37,7 +43,7 @@ def make_group(*links: FakeLink) -> Any:
     ("machines", "node"), [(["a", "b"], "gpu1"), (["here", "here"], "gpu1"), (["a"], "gpu0"), (["here"], "")]
 )
 def test_a_process_is_told_with_its_host(machines: list[str], node: str) -> None:
-    links = [FakeLink(f"gpu{number}", machine) for number, machine in enumerate(machines)]
+    links = [ToldLink(f"gpu{number}", machine) for number, machine in enumerate(machines)]
     rank = 2 * len(machines) - 1
     group = make_group(*links)
     failure = Failure(rank=rank, time=1.0, pid=7, exitcode=-9)
@@ -62,3 +68,52 @@ def test_what_is_missing_is_told_with_its_host() -> None:
     assert note("ModuleNotFoundError", "x").startswith("rank 3 is on host gpu2, and the module is not there")
     assert note("RuntimeError", "open: No such file or directory").startswith("rank 3 is on host gpu2")
     assert note("ValueError", "x") == ""
+
+
+class FakeLink:
+    """A connection whose pipe may have something."""
+
+    lost = ""
+    has_outgoing = False
+
+    def __init__(self) -> None:
+        self.ours, self.theirs = os.pipe()
+        self.looks = 0
+        self.sent: list[Event] = []
+
+    def fileno(self) -> int:
+        return self.ours
+
+    def receive(self) -> list[Event]:
+        self.looks += 1
+        os.set_blocking(self.ours, False)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.ours, 1)
+        return []
+
+    def send(self, event: Event) -> None:
+        self.sent.append(event)
+
+    def close(self) -> None:
+        os.close(self.ours)
+        os.close(self.theirs)
+
+
+def test_news_of_a_host_costs_no_look_at_the_others() -> None:
+    links = [FakeLink() for _ in range(50)]
+    group: Any = object.__new__(hosts_group.HostsWorkerGroup)
+    with contextlib.ExitStack() as stack:
+        group._selector = stack.enter_context(selectors.DefaultSelector())
+        group._selecting, group._links, group._looked = threading.Lock(), links, math.inf
+        group._link_of = dict(enumerate(links))
+        for link in links:
+            stack.callback(link.close)
+            group._selector.register(link, selectors.EVENT_READ, link)
+        os.write(links[7].theirs, b"x")
+        assert group.receive(0.0) == []
+        assert [number for number, link in enumerate(links) if link.looks] == [7]
+        group.tell(LeaveOrder(rank=9, time=0.0))
+        assert [number for number, link in enumerate(links) if link.sent] == [9]
+        group._looked = -math.inf
+        group.receive(0.0)
+        assert all(link.looks for link in links), "now and then those that say nothing are looked at too"

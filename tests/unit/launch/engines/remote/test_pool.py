@@ -18,6 +18,7 @@ from notebook_accel.launch.engines.remote import pool as pools
 from notebook_accel.launch.engines.remote.client import Wanted
 from notebook_accel.launch.engines.remote.link import Link
 from notebook_accel.launch.engines.remote.pool import Pool
+from notebook_accel.launch.engines.remote.transport import ProcessTransport
 from notebook_accel.launch.engines.ssh.command import SshClient
 
 WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
@@ -29,6 +30,12 @@ def make_client(folder: Path, script: str) -> SshClient:
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     return SshClient((str(program),))
+
+
+def find_pid(link: Link) -> int:
+    """Return the process id of the program that leads to a host."""
+    assert isinstance(link._transport, ProcessTransport)
+    return link._transport.pid
 
 
 @pytest.fixture
@@ -122,7 +129,7 @@ def test_a_connection_that_has_ended_while_it_rested_is_replaced(
         assert second == first
     monkeypatch.setattr(Link, "is_usable", lambda link: True)  # it ends just after somebody has looked
     monkeypatch.setattr(Link, "is_proven", False)
-    client = psutil.Process(second[1]._process.pid)
+    client = psutil.Process(find_pid(second[1]))
     ended = [client, *client.children(recursive=True)]
     try:
         for process in ended:
@@ -173,11 +180,11 @@ def test_a_launch_asks_an_agent_once(here: SshClient, pool: Pool, monkeypatch: p
 def test_an_ended_connection_to_a_host_that_nobody_uses_is_waited_for(client: SshClient, pool: Pool) -> None:
     link = pool._start(client, "one", None, WANTED)
     pool.put(link, is_clean=True)
-    os.kill(link._process.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, link._process.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(find_pid(link), signal.SIGKILL)
+    os.waitid(os.P_PID, find_pid(link), os.WEXITED | os.WNOWAIT)
     with pytest.raises(LaunchError), pool.borrow(SshClient(("false",)), {"two": None}, WANTED):
         raise AssertionError("no host is there")
-    assert not psutil.pid_exists(link._process.pid)
+    assert not psutil.pid_exists(find_pid(link))
     assert pool._beating is None, "no host is left to which somebody has to say that this process lives"
 
 

@@ -1,11 +1,13 @@
-"""By which addresses hosts reach each other."""
+"""By which addresses the hosts of a run reach each other, as the notebook chooses them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ...checks import addresses
+
+_MOST_PEERS: Final = 64  # that a host is told: all hosts would be told of all
 
 
 def list_needed(node: int, count: int, *, store_only: bool) -> list[int]:
@@ -39,7 +41,7 @@ def choose_addresses(facts: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def list_peers(facts: Sequence[Mapping[str, Any]], node: int) -> list[str]:
-    """Return addresses of the other hosts, the likeliest first: those by which they are reached.
+    """Return some addresses of the other hosts, the likeliest first: those by which they are reached.
 
     Args:
         facts: what each host says of itself.
@@ -52,4 +54,4 @@ def list_peers(facts: Sequence[Mapping[str, Any]], node: int) -> list[str]:
         "addresses", ()
     )  # such as those of a bridge of containers, which many machines have alike
     more = [str(each) for fact in others for each in fact.get("addresses", ()) if each not in own]
-    return list(dict.fromkeys([*known, *more]))
+    return list(dict.fromkeys([*known, *more]))[:_MOST_PEERS]

@@ -1,10 +1,10 @@
-"""By which addresses ranks on hosts reach each other."""
+"""By which addresses hosts reach each other."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from notebook_accel.launch.engines.remote.addressing import choose_addresses, list_needed, list_peers
+from notebook_accel.launch.engines.remote.routes import choose_addresses, list_needed, list_peers
 
 
 def fact(address: str, machine: str, *own: str) -> dict[str, Any]:
@@ -36,3 +36,8 @@ def test_each_host_is_tried_by_another_one() -> None:
     assert [list_needed(node, 4, store_only=False) for node in range(4)] == [[1], [0, 2], [0, 3], [0]]
     assert [list_needed(node, 2, store_only=False) for node in range(2)] == [[1], [0]]
     assert [list_needed(node, 3, store_only=True) for node in range(3)] == [[], [0], [0]]
+
+
+def test_a_host_is_told_of_some_others_only() -> None:
+    facts = [fact("127.0.0.1", str(node), f"10.0.{node >> 8}.{node & 255}") for node in range(1000)]
+    assert len(list_peers(facts, 0)) == 64
