@@ -234,7 +234,7 @@ def make_picture(
     failed = _find_failed(record)
     wanted = _select_shown(job.output, ranks)
     shown = limit_shown(wanted, failed)
-    drawn = group_by_rank(record.progress.values())
+    drawn = group_by_rank(list(record.progress.values()))
     chosen, nothing = set(shown), list[Progress]()
     bars = {
         rank: found
