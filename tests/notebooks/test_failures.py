@@ -170,6 +170,7 @@ def test_a_hang_in_a_collective_does_not_delay_the_error(kernel: Kernel, method:
         ("os._exit(0)", "WorkerExitedError", ["exit code 0"]),
     ],
 )
+@pytest.mark.not_on("win32", "a process that dies takes along what it has not sent")
 def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, texts: list[str]) -> None:
     cell = kernel.run(
         f"""
@@ -191,6 +192,7 @@ def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, 
 
 
 @pytest.mark.once
+@pytest.mark.not_on("win32", "a process that dies takes along what it has not sent")
 def test_tensors_of_different_shapes_are_named_where_gloo_gives_up(kernel: Kernel) -> None:
     cell = kernel.run(
         """

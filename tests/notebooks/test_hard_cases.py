@@ -17,6 +17,7 @@ pytestmark = pytest.mark.notebook
 
 
 @pytest.mark.once
+@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
 def test_a_thread_that_draws_random_numbers(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """

@@ -44,6 +44,7 @@ def test_a_launch_imports_nothing(kernel: Kernel) -> None:
     kernel.close()
 
 
+@pytest.mark.not_on("darwin", "win32", "it is imported in advance on Linux alone")
 def test_nor_does_one_that_trains(kernel: Kernel) -> None:
     kernel.run("import sys, torch\nfrom notebook_accel import notebook_launcher").ok()
     wait_for(kernel, IS_THERE)

@@ -80,6 +80,7 @@ def test_doctor_shows_what_each_look_found(kernel: Kernel) -> None:
     assert set(re.findall(r"(?<![-\w])(?:color|background): (\w+)", data["text/html"])) == {"inherit"}
 
 
+@pytest.mark.not_on("darwin", "win32", "no copy of a kernel stands by")
 def test_doctor_looks_at_this_kernel(fresh_kernel: Kernel) -> None:
     fresh_kernel.run("%load_ext notebook_accel").ok()
     before = data_of(fresh_kernel.run("%accel_doctor"))["text/plain"]
@@ -112,6 +113,7 @@ def test_arguments_are_refused(kernel: Kernel, magic: str, taken: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what is in use")
+@pytest.mark.not_on("darwin", "win32", "the system does not tell what is in use")
 def test_doctor_repairs(kernel: Kernel) -> None:
     kernel.run(
         "import os, subprocess, sys, tempfile\n"

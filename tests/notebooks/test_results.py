@@ -111,6 +111,7 @@ def test_modules_and_state_dicts_come_back(kernel: Kernel, method: str) -> None:
     assert cell.value == "('Linear', True, True, False)"
 
 
+@pytest.mark.not_on("win32", "it asks for a fork server")
 def test_a_closure_that_does_not_pickle_is_named_with_its_path(kernel: Kernel) -> None:
     cell = kernel.run(
         """
