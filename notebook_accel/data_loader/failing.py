@@ -121,12 +121,35 @@ def _end(iterator: Any) -> None:
             worker.join(_PATIENCE_SECONDS)
     for queue in getattr(iterator, "_index_queues", ()):
         queue.cancel_join_thread()
+        is_told = queue._close is not None  # by `close`
         queue.close()
-        # torch's signal handler raises anywhere: where the thread has just started, `close` does not know it yet, and
-        # Python 3.12 starts another one for the next word
-        for thread in threading.enumerate():
-            if any(value is queue._buffer for value in getattr(thread, "_args", ())):
-                queue._finalize_close(queue._buffer, queue._notempty)
+        _end_threads(queue, is_told)
+
+
+def _end_threads(queue: Any, is_told: bool) -> None:
+    """End the threads that feed a queue, one after the other.
+
+    torch's signal handler raises anywhere: where the thread has just started, `close` does not know it yet, and Python
+    3.12 starts another one for the next word. Both close the same pipe, and one that finds it closed in that moment
+    would wait for ever.
+
+    Args:
+        queue: of multiprocessing's.
+        is_told: whether one of the threads has been told to end.
+    """
+    threads = [
+        thread
+        for thread in threading.enumerate()
+        if any(value is queue._buffer for value in getattr(thread, "_args", ()))
+    ]
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while threads and time.monotonic() < deadline:
+        if not is_told:
+            queue._finalize_close(queue._buffer, queue._notempty)
+        is_told, before = False, len(threads)
+        while len(threads) == before and time.monotonic() < deadline:
+            threads[0].join(_LOOK_SECONDS)
+            threads = [thread for thread in threads if thread.is_alive()]
 
 
 def _forget_variables(frames: list[Any]) -> None:
