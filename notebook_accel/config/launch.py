@@ -121,6 +121,8 @@ def find_idle(values: Mapping[str, Any], given: Collection[str]) -> dict[str, st
         if values.get(name) and name not in given and engine not in engines:
             known = " and ".join(f"engine={each!r}" for each in engines)
             found[name] = f"has no effect: it is for {known}, and this launch has engine={engine!r}"
+    if engine == "ssh" and "slurm" in found and "num_nodes" not in given and values.get("num_nodes", 1) != 1:
+        found["num_nodes"] = "has no effect: hosts says which machines"
     return found
 
 

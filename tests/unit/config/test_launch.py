@@ -36,6 +36,16 @@ def test_what_the_call_says_itself_is_left_to_the_checks() -> None:
     assert found.values == {"num_processes": 2}
 
 
+def test_hosts_have_no_use_for_the_number_of_nodes_of_a_job() -> None:
+    both = LaunchConfig(hosts=("gpu1", "gpu2"), slurm=("partition=gpu",), num_machines=4, num_processes=8)
+    with pytest.warns(UserWarning, match="of the config has no effect") as told:
+        found = launch.arguments_beside(both, {"engine": "ssh"})
+    assert found.values.keys() == {"hosts", "num_processes"}
+    assert [str(each.message).split()[0] for each in told] == ["slurm", "num_nodes"]
+    with pytest.warns(UserWarning, match="hosts of the config has no effect"):
+        assert launch.arguments_beside(both, {"engine": "slurm"}).values["num_nodes"] == 4
+
+
 def test_a_session_leaves_it_out_too() -> None:
     defaults = dict.fromkeys(("hosts", "slurm", "python", "num_processes"))
     with pytest.warns(UserWarning, match="hosts of the config has no effect"):
