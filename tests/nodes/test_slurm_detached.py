@@ -349,7 +349,8 @@ def test_a_full_disk_stops_no_stop_and_damage_is_told(
         timeout=PATIENCE,
     ).ok()
     assert kernel.run("run.result(), run.status").ok().value == "('stopped at 1', 'stopped')"
-    events = next((jobs_folder / job).resolve().glob("events-0"))
+    (folder,) = jobs_folder.glob(f"{job}@*")
+    (events,) = folder.resolve().glob("events-0")
     written = bytearray(events.read_bytes())
     damaged = written.rindex(b"step 1 of rank")
     written[damaged:] = b"\xff" * (len(written) - damaged)
@@ -411,9 +412,9 @@ def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path:
     assert "job='gpu': the number of a job is needed" in cell.error[1] and "view='nothing'" in cell.error[1]
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o777)
-    (jobs_folder / "15@elsewhere").symlink_to(tmp_path / "run")
-    cell = kernel.run("attach(15)")
-    assert cell.error is not None and "no run of job 15 is known of cluster test: " in cell.error[1]
+    (jobs_folder / "987654@elsewhere").symlink_to(tmp_path / "run")
+    cell = kernel.run("attach(987654)")
+    assert cell.error is not None and "no run of job 987654 is known of cluster test: " in cell.error[1]
     (jobs_folder / "123").symlink_to(tmp_path / "run")
     cell = kernel.run("attach(123)")
     assert cell.error is not None and "is not yours alone" in cell.error[1]
