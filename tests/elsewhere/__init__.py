@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "NOTEBOOK_ACCEL_TEST_SYSTEM"
-SYSTEMS: Final = ("darwin", "win32")
 STARTUP: Final = Path(__file__).parent / "startup"
 SYSTEM: Final = os.environ.get(VARIABLE, "")
 """`darwin` or `win32`, empty for the one that this is."""
+
+if SYSTEM not in ("", "darwin", "win32"):
+    raise ValueError(f"{VARIABLE}={SYSTEM}: darwin and win32 are known")
 
 
 def make_path(*folders: str | Path) -> str:

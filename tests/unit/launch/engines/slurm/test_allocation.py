@@ -62,29 +62,44 @@ def test_slurm_that_never_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -
         allocation.Allocation("3").wait(lambda text: None)
 
 
-def test_a_job_that_ends_before_its_steps_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job's own process may find no Python, and end, before a step has begun to look for one."""
-    states = [JobState(job_id="3", state="RUNNING", node_list="n1")]
-    states.append(JobState(job_id="3", state="FAILED", exit_code=str(NO_PACKAGE)))
+class FakePool:
+    """A pool whose connections need no network."""
 
-    class Pool:
-        def open(self, *_: Any) -> None:
-            raise LaunchError("node n1: srun ended with code 1 (srun: error: Slurm job 3 has expired)")
+    def open(self, *_: Any) -> list[Any]:
+        return []
 
-        def take_kept(self, key: object) -> None: ...
-        def make_room(self, who: object, kind: type) -> None: ...
-        def end_wait(self, who: object) -> None: ...
+    def take_kept(self, key: object) -> None: ...
+    def make_room(self, who: object, kind: type) -> None: ...
+    def end_wait(self, who: object) -> None: ...
 
+
+def make_nodes(
+    monkeypatch: pytest.MonkeyPatch, states: list[JobState], pool: type[FakePool], python: str | None
+) -> allocation.SlurmNodes:
+    """Return the nodes of a job; SLURM says one of the states at each question, and the last one again and again."""
     monkeypatch.setattr(
         command, "look", lambda job_id, check: states.pop(0) if len(states) > 1 else states[0]
     )
     monkeypatch.setattr(command, "list_nodes", lambda state, check: ["n1"])
     monkeypatch.setattr(command, "start_watcher", lambda job_id: None)
-    monkeypatch.setattr(allocation, "get_pool", Pool)
+    monkeypatch.setattr(allocation, "get_pool", pool)
     monkeypatch.setattr(allocation.submission, "cancel", lambda job_id: None)
     monkeypatch.setattr(allocation.submission, "submit", lambda *_: ("3", None))
-    wish = Wish(num_nodes=1, ranks_per_node=1, options={}, python="/no/python", is_requeued=False, name="f")
-    nodes = allocation.SlurmNodes(wish, "", 0.0, Wanted.here(), use_cpu=True)
+    is_requeued = python is None
+    wish = Wish(num_nodes=1, ranks_per_node=1, options={}, python=python, is_requeued=is_requeued, name="f")
+    return allocation.SlurmNodes(wish, "", 0.0, Wanted.here(), use_cpu=True)
+
+
+def test_a_job_that_ends_before_its_steps_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's own process may find no Python, and end, before a step has begun to look for one."""
+    states = [JobState(job_id="3", state="RUNNING", node_list="n1")]
+    states.append(JobState(job_id="3", state="FAILED", exit_code=str(NO_PACKAGE)))
+
+    class Pool(FakePool):
+        def open(self, *_: Any) -> list[Any]:
+            raise LaunchError("node n1: srun ended with code 1 (srun: error: Slurm job 3 has expired)")
+
+    nodes = make_nodes(monkeypatch, states, Pool, "/no/python")
     with pytest.raises(LaunchError, match="there is no /no/python: name the right one"):
         nodes.open(lambda text: None)
 
@@ -92,25 +107,7 @@ def test_a_job_that_ends_before_its_steps_says_why(monkeypatch: pytest.MonkeyPat
 def make_running_nodes(monkeypatch: pytest.MonkeyPatch, *later: JobState) -> allocation.SlurmNodes:
     """Return the nodes of a job whose ranks have run, and of which SLURM says this from now on."""
     states = [JobState(job_id="3", state="RUNNING", node_list="n1")]
-
-    class Pool:
-        def open(self, *_: Any) -> list[Any]:
-            return []
-
-        def take_kept(self, key: object) -> None: ...
-        def make_room(self, who: object, kind: type) -> None: ...
-        def end_wait(self, who: object) -> None: ...
-
-    monkeypatch.setattr(
-        command, "look", lambda job_id, check: states.pop(0) if len(states) > 1 else states[0]
-    )
-    monkeypatch.setattr(command, "list_nodes", lambda state, check: ["n1"])
-    monkeypatch.setattr(command, "start_watcher", lambda job_id: None)
-    monkeypatch.setattr(allocation, "get_pool", Pool)
-    monkeypatch.setattr(allocation.submission, "cancel", lambda job_id: None)
-    monkeypatch.setattr(allocation.submission, "submit", lambda *_: ("3", None))
-    wish = Wish(num_nodes=1, ranks_per_node=1, options={}, python=None, is_requeued=True, name="f")
-    nodes = allocation.SlurmNodes(wish, "", 0.0, Wanted.here(), use_cpu=True)
+    nodes = make_nodes(monkeypatch, states, FakePool, None)
     assert nodes.open(lambda text: None) == []
     states[:] = later
     return nodes
