@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Final, TypeVar
 
@@ -397,20 +397,29 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         if not self._has_begun:
             return  # `start` looks itself
         for member in self.list_running():
-            if member.link.lost and self._job.serve is None:
-                self.lose(member, self.explain_loss)
-            elif member.link.lost:  # the call that runs brings the other workers back
-                member.has_ended = True
-                lost = self.explain_loss(member)
-                failure = Failure(
-                    rank=member.rank,
-                    time=time.time(),
-                    pid=member.pid,
-                    lost=lost,
-                    moment=time.monotonic(),
-                    node=self.find_node(member.rank),
-                )
-                self._delivery.report(failure)
+            if member.link.lost:
+                self.note_loss(member, self.explain_loss)
+
+    def note_loss(self, member: HostMember, explain: Callable[[HostMember], str]) -> None:
+        """Note that a rank is lost with its host, and end the others; of a session, the call that runs ends them.
+
+        Args:
+            member: the rank.
+            explain: finds out what became of it, once the others have ended.
+        """
+        if self._job.serve is None:
+            self.lose(member, explain)
+            return
+        member.has_ended = True
+        failure = Failure(
+            rank=member.rank,
+            time=time.time(),
+            pid=member.pid,
+            lost=explain(member),
+            moment=time.monotonic(),
+            node=self.find_node(member.rank),
+        )
+        self._delivery.report(failure)
 
     def explain_loss(self, member: HostMember) -> str:
         """Return what became of a rank whose connection has ended.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
@@ -15,6 +16,7 @@ from ....errors import LaunchError
 from ....events import Event, Notice, Phase
 from ....stream.logs import make_folder
 from ....stream.record import RunRecord
+from ... import signals
 from ...durations import format_duration
 from ...job import Job
 from ...supervise.control import Control
@@ -33,6 +35,7 @@ from .recording import FOLDER, LAUNCHED, Folder, Work
 from .submission import Wish
 
 _JOB: Final = "SLURM_JOB_ID"
+_BY_SLURM: Final = (-signal.SIGTERM, -signals.KILL)
 _END_SECONDS: Final = 60.0  # sites give processes half a minute between SIGTERM and SIGKILL
 
 
@@ -249,9 +252,48 @@ class SlurmWorkerGroup(HostsWorkerGroup):
         text = f"job {job_id} ends in {seconds:.0f} s by its time limit: accelerator.should_stop is true now"
         return Notice(rank=-1, time=time.time(), text=text)
 
+    def note_end(
+        self, member: HostMember, exitcode: int | None, at: float, last: Sequence[Event] = ()
+    ) -> None:
+        """Note that a worker's process has ended; the first that a signal ended may be lost with its job.
+
+        A cancelled job, and one whose time is over, gets its signal in all processes at once: whether a rank or its
+        node's agent is heard of first is chance.
+
+        Args:
+            member: the worker.
+            exitcode: of its process, negative for a signal, None where nobody knows it.
+            at: when it ended, in seconds since the epoch.
+            last: events that came too late for `receive`.
+        """
+        self._delivery.deliver(last)
+        is_told = self._record.failures or self._delivery.has_outcome(member.rank)
+        if (
+            exitcode not in _BY_SLURM
+            or is_told
+            or member.rank in self.stopped_ranks
+            or not self._is_job_ending()
+        ):
+            super().note_end(member, exitcode, at)
+            return
+        end = f"its process was ended by {signals.name_of(-exitcode)}"
+        self.note_loss(
+            member, lambda lost: self._add_job(f"{lost.link.client.host_noun} {lost.link.host}: {end}")
+        )
+
+    def _is_job_ending(self) -> bool:
+        allocation = self._lender.allocation
+        try:
+            return allocation is not None and not allocation.look(self._check).is_running
+        except LaunchError:
+            return False
+
     def explain_loss(self, member: HostMember) -> str:
         """Return what became of a rank whose step has ended, and how its job stands."""
-        text = super().explain_loss(member)
+        return self._add_job(super().explain_loss(member))
+
+    def _add_job(self, text: str) -> str:
+        """Return what became of a rank, with how its job stands."""
         allocation = self._lender.allocation
         if allocation is None:
             return text
