@@ -15,7 +15,7 @@ import pytest
 
 from tests.notebooks.kernel import SLEEP, Kernel
 
-pytestmark = pytest.mark.notebook
+pytestmark = [pytest.mark.notebook, pytest.mark.not_on("darwin", "win32", "no copy of a kernel stands by")]
 
 IMPORTS = """
 import os, sys, time, torch

@@ -16,6 +16,8 @@ from ..shared_memory import remove_tensors
 from ..trackers import is_tracker
 
 _F_SETSIG: Final = 10  # Linux: which signal O_ASYNC sends
+_SHELL: Final = "/bin/sh"
+_KILLER: Final = 'read _; kill -s KILL -- "-$0"'
 _OBEY_SECONDS: Final = 0.5  # from SIGTERM to SIGKILL; as long is looked for more to kill
 _LOOK_SECONDS: Final = 0.005
 
@@ -23,8 +25,8 @@ _LOOK_SECONDS: Final = 0.005
 def follow(fd: int) -> None:
     """Let this process group be killed when the other end of a pipe closes; not for Windows.
 
-    On Linux the system itself sends SIGKILL, also while C code runs or hangs, and also to a program that this process
-    becomes; elsewhere a thread waits.
+    On Linux the system itself sends SIGKILL; elsewhere a small shell does, which waits for the end of the pipe. Both
+    do it also while C code runs or hangs, and also to a program that this process becomes.
 
     Args:
         fd: our end of the pipe. Nothing is ever written to it.
@@ -40,10 +42,21 @@ def follow(fd: int) -> None:
         fcntl.fcntl(fd, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_ASYNC)
     except (ImportError, OSError, AttributeError):
-        threading.Thread(target=_wait_for_end, args=(fd,), daemon=True).start()
+        _start_killer(fd)
         return
     if wait_readable(fd, 0):  # it closed before the system was told
         os._exit(1)
+
+
+def _start_killer(fd: int) -> None:
+    """Start a shell that kills this process group when the other end of a pipe closes; a thread where there is none."""
+    if sys.platform == "win32":
+        return  # see `follow`
+    words = ["sh", "-c", _KILLER, str(os.getpgrp())]
+    try:
+        os.posix_spawn(_SHELL, words, {}, file_actions=[(os.POSIX_SPAWN_DUP2, fd, 0)], setsid=True)
+    except (OSError, NotImplementedError):
+        threading.Thread(target=_wait_for_end, args=(fd,), daemon=True).start()
 
 
 def list_children() -> list[int]:

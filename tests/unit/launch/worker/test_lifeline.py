@@ -1,12 +1,14 @@
-"""The last act of a worker: what it has started ends."""
+"""A worker ends with its notebook, and as its last act ends what it has started."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from notebook_accel.launch.worker import lifeline
@@ -101,3 +103,38 @@ def test_a_thread_that_ends_meanwhile_hides_no_children(monkeypatch: pytest.Monk
     with subprocess.Popen(["sleep", "300"]) as child:
         assert child.pid in lifeline._list_below(os.getpid())
         child.kill()
+
+
+HANGS = """
+import ctypes, os, signal, subprocess, sys
+from notebook_accel.launch.worker import lifeline
+
+lifeline._SHELL = sys.argv[2]
+lifeline._F_SETSIG = -1  # no command of fcntl, as on other systems
+os.setsid()
+lifeline.follow(int(sys.argv[1]))
+started = subprocess.Popen(["sleep", "300"])
+print(started.pid, flush=True)
+if sys.argv[3] == "C code":
+    ctypes.PyDLL(None).sleep(300)  # holds the GIL
+if sys.argv[3] == "program":
+    os.execvp("sleep", ["sleep", "300"])
+signal.pause()
+"""
+
+
+@pytest.mark.parametrize(
+    ("shell", "work"), [("/bin/sh", "C code"), ("/bin/sh", "program"), ("/bin/sh", ""), ("/no/shell", "")]
+)
+def test_where_the_system_sends_no_signal_a_shell_or_a_thread_does(shell: str, work: str) -> None:
+    ours, notebooks = os.pipe()
+    words = [sys.executable, "-c", HANGS, str(ours), shell, work]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, pass_fds=[ours]) as worker:
+        os.close(ours)
+        assert worker.stdout is not None
+        started = psutil.Process(int(worker.stdout.readline()))
+        others = [child for child in psutil.Process(worker.pid).children() if child != started]
+        assert [child.name() for child in others] == (["sh"] if shell == "/bin/sh" else [])
+        os.close(notebooks)
+        assert worker.wait(60) == -signal.SIGKILL
+        assert psutil.wait_procs([started, *others], 60)[1] == []
