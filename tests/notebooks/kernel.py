@@ -244,6 +244,8 @@ class Kernel:
 def _is_servant(process: psutil.Process) -> bool:
     """Whether it is the fork server or resource tracker, and no worker that the server forked, or ends with one."""
     try:
+        if "read _; kill -s KILL" in " ".join(process.cmdline()):  # see lifeline
+            return True
         parent = process.parent()
         return _names_servant(process) and not (parent is not None and _names_servant(parent))
     except psutil.Error:
@@ -258,7 +260,6 @@ def _names_servant(process: psutil.Process) -> bool:
         "multiprocessing.resource_tracker",
         "multiprocessing.forkserver",
         "worker.standby import stand_by",
-        "read _; kill -s KILL",  # see lifeline
     )
     return any(word in line for word in words)
 
