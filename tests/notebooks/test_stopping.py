@@ -43,19 +43,21 @@ HANGS = {
     subprocess.run(["sleep", "300"])
 """,
     "loader": """
-    from torch.utils.data import DataLoader
-    class Slow(torch.utils.data.Dataset):
-        def __len__(self): return 8
-        def __getitem__(self, i): time.sleep(3600)
-    list(DataLoader(Slow(), num_workers=2))
+    list(torch.utils.data.DataLoader(Slow(), num_workers=2))
 """,
 }
+
+SLOW = """
+class Slow(torch.utils.data.Dataset):
+    def __len__(self): return 8
+    def __getitem__(self, i): time.sleep(3600)
+"""
 
 
 def _hang(name: str) -> str:
     body = HANGS[name].strip("\n")
     start = "    open('started' + os.environ['RANK'], 'w').close()\n    print('go', flush=True)"
-    return f"def hang():\n{start}\n{body if body.startswith('    ') else '    ' + body}"
+    return f"{SLOW}\ndef hang():\n{start}\n{body if body.startswith('    ') else '    ' + body}"
 
 
 @pytest.mark.parametrize("name", HANGS)

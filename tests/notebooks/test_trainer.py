@@ -58,6 +58,7 @@ def test_a_cell_trains_one_model(trainer: Kernel) -> None:
     assert "OMP_NUM_THREADS" not in cell.stderr, "Accelerate chose threads by itself"
 
 
+@pytest.mark.not_on("darwin", "win32", "Trainer takes forks alone for notebooks")
 def test_one_table_with_a_bar_stands_in_the_cell(trainer: Kernel) -> None:
     cell = trainer.run("notebook_launcher(train, num_processes=2, output='first')").ok()
     (table,) = cell.displays

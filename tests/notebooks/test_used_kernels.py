@@ -40,6 +40,7 @@ def train():
 """
 
 
+@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
 def test_a_clean_kernel_is_forked_and_a_used_one_is_not(threaded_kernel: Kernel) -> None:
     kernel = threaded_kernel
     kernel.run("import os, torch; from notebook_accel import notebook_launcher\n" + TRAIN).ok()
@@ -111,6 +112,7 @@ def test_after_a_process_group_in_the_kernel(fresh_kernel: Kernel) -> None:
     assert cell.value == "(2, 1)"
 
 
+@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
 def test_while_another_thread_of_the_kernel_prints(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -205,6 +207,7 @@ def optimize():
 
 
 @pytest.mark.once
+@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
 def test_the_compiler_is_imported_once_for_all_forks(plain_kernel: Kernel) -> None:
     run = "notebook_launcher({}, num_processes=2, returns='all'), has_compiler()"
     # in one cell: the kernel imports the compiler once it is idle beside a function that trains
