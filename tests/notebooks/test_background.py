@@ -68,6 +68,7 @@ def test_it_returns_at_once_and_gives_its_value_later(kernel: Kernel) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.not_on("win32", "it has no fork")
 def test_workers_have_a_copy_of_a_run_that_they_cannot_wait_for_or_stop(kernel: Kernel) -> None:
     kernel.run(LONG).ok()
     cell = kernel.run("""
@@ -136,6 +137,7 @@ def test_an_error_is_raised_by_result(kernel: Kernel) -> None:
     assert len(again.traceback.splitlines()) == len(cell.traceback.splitlines()), "it does not grow"
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 def test_what_cannot_start_is_told_in_the_cell(kernel: Kernel) -> None:
     cell = kernel.run("""
         import threading
@@ -420,6 +422,7 @@ def held():
 @pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.not_on("win32", "as many processes that are spawned take an hour")
 def test_two_hundred_runs_leave_nothing(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     kernel = Kernel(tmp_path, TMPDIR=str(tmp_path / "tmp"))

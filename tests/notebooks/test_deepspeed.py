@@ -69,6 +69,7 @@ def result(cell: Cell) -> tuple[str, int | None, list[float]]:
     return name, stage, losses
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 def test_one_argument_makes_a_cell_one_of_deepspeed(kernel: Kernel) -> None:
     """By fork with a plugin, by a fork server with a config; the notebook itself imports no DeepSpeed."""
     name, stage, expected = result(kernel.run("notebook_launcher(train, num_processes=2)"))

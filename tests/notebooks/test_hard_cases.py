@@ -291,6 +291,7 @@ def test_a_value_that_cannot_be_made_again_is_named(kernel: Kernel) -> None:
     assert "the value that rank 0 returned cannot be made again" in cell.error[1]
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 def test_a_working_directory_that_is_gone(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -399,6 +400,7 @@ def test_a_prepared_model_is_returned_without_its_wrapper(kernel: Kernel) -> Non
 
 
 @pytest.mark.once
+@pytest.mark.not_on("win32", "it has no fork")
 def test_workers_keep_no_port_of_the_kernels(kernel: Kernel) -> None:
     """A kernel that is started anew takes the same ports, also where a worker of the one before is still ending."""
     cell = kernel.run(

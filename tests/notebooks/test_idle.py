@@ -35,6 +35,7 @@ def wait_for(kernel: Kernel, value: str) -> None:
         seconds *= 1.5
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 def test_a_launch_imports_nothing(kernel: Kernel) -> None:
     kernel.run("import sys, torch\nfrom notebook_accel import notebook_launcher").ok()
     wait_for(kernel, IS_THERE)

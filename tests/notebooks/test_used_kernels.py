@@ -55,6 +55,7 @@ def test_a_clean_kernel_is_forked_and_a_used_one_is_not(threaded_kernel: Kernel)
     assert again.value == "True"
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 def test_fork_in_a_used_kernel_is_refused_with_the_reason(threaded_kernel: Kernel) -> None:
     kernel = threaded_kernel
     kernel.run("import os, torch; from notebook_accel import notebook_launcher\n" + TRAIN + "train()").ok()

@@ -198,5 +198,13 @@ def install() -> None:
     default._default_context = multiprocessing.get_context("spawn")
 
 
+def leave_group() -> None:
+    """Leave the group of the kernel, to which Jupyter sends an interrupt: on Windows the kernel alone gets it."""
+    if any("multiprocessing.spawn import spawn_main" in word for word in sys.orig_argv):
+        os.setpgid(0, 0)
+
+
 if SYSTEM:
     install()
+if SYSTEM == "win32":
+    leave_group()
