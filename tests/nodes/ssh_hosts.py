@@ -160,6 +160,13 @@ class SshHosts:
         return Kernel(folder, prefix=self.prefix, transport="ipc", **self.environment)
 
 
+def find_client(kernel: Kernel, host: str) -> psutil.Process:
+    """Return the process of ssh that leads from a kernel to a host."""
+    children = psutil.Process(kernel.pid).children()
+    clients = [child for child in children if child.name() == "ssh" and child.status() != "zombie"]
+    return next(client for client in clients if host in client.cmdline())
+
+
 def _kill(server: subprocess.Popen[str]) -> None:
     server.send_signal(signal.SIGSTOP)  # it takes no connection between its children's end and its own
     for child in psutil.Process(server.pid).children(recursive=True):

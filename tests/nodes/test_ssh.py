@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from notebook_accel.launch.engines.remote import packets
-from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, make_hosts, why_no_hosts
+from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, find_client, make_hosts, why_no_hosts
 from tests.notebooks.kernel import Cell, Kernel, wait_until
 
 pytestmark = [
@@ -267,16 +267,9 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts, tmp
     assert cell.value == "['0', '1']"
 
 
-def find_client(kernel: Kernel) -> psutil.Process:
-    """Return the process of ssh that leads to the second host."""
-    children = psutil.Process(kernel.pid).children()
-    clients = [child for child in children if child.name() == "ssh" and child.status() != "zombie"]
-    return next(client for client in clients if "node2" in client.cmdline())
-
-
 def test_a_killed_client_ends_what_it_led_to(kernel: Kernel, tmp_path: Path) -> None:
     def kill() -> None:
-        find_client(kernel).kill()
+        find_client(kernel, "node2").kill()
 
     cell, pids, since = lose(kernel, tmp_path, kill)
     assert cell.error is not None and "is lost: host node2: its ssh connection has ended" in cell.error[1]
@@ -287,7 +280,7 @@ def test_a_killed_client_ends_what_it_led_to(kernel: Kernel, tmp_path: Path) -> 
 def test_a_connection_that_rests_and_says_nothing_more_is_replaced(kernel: Kernel) -> None:
     """As where a laptop has moved to another network: nothing has told it that the old one is gone."""
     kernel.run("launch(lambda: None)", timeout=PATIENCE).ok()
-    silent = find_client(kernel)
+    silent = find_client(kernel, "node2")
     silent.suspend()
     cell = kernel.run(
         """
