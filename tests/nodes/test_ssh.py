@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from notebook_accel.launch.engines.remote import packets
+from tests.nodes.ends import assert_gone, assert_in_time, read_pids
 from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, find_client, make_hosts, why_no_hosts
 from tests.notebooks.kernel import Cell, Kernel, wait_until
 
@@ -25,7 +26,6 @@ pytestmark = [
 ]
 
 PATIENCE = 180
-GONE_SECONDS = 15.0
 SETUP = """
 import os, subprocess, sys, time
 import torch
@@ -70,18 +70,6 @@ def kernel(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield kernel
     finally:
         kernel.close()
-
-
-def read_pids(notes: Path) -> list[int]:
-    return [int(word) for word in notes.read_text().split()]
-
-
-def assert_gone(pids: list[int], since: float) -> None:
-    """Assert that processes end; they have four times as long as it should take, for a busy machine."""
-    left = 4 * GONE_SECONDS - (time.monotonic() - since)
-    assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), left), (
-        f"{[pid for pid in pids if psutil.pid_exists(pid)]} of {pids} still run"
-    )
 
 
 def test_eight_ranks_on_two_hosts(kernel: Kernel) -> None:
@@ -250,6 +238,7 @@ def lose(kernel: Kernel, folder: Path, act: Callable[[], None]) -> tuple[Cell, l
 
     notes = folder / "pids"  # what is said on a connection that ends may be lost
     cell = kernel.run(f"launch(wait, {str(notes)!r})  # go", timeout=PATIENCE, during=during)
+    assert_in_time(moments[0])
     pids = read_pids(notes)
     assert len(pids) == 4, cell.stdout
     return cell, pids, moments[0]
