@@ -38,7 +38,6 @@ def assert_in_time(since: float) -> None:
         since: when the fault was, by the monotonic clock.
     """
     lasted = time.monotonic() - since
-    print(f"MEASURED {lasted:.1f}")
     assert lasted <= PROMISED_SECONDS + LATE_SECONDS, (
         f"it took {lasted:.1f} s, and {PROMISED_SECONDS:g} are promised"
     )
