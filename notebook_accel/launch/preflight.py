@@ -101,8 +101,7 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     _check_function(problems, request.function, request.args)
     if "num_processes" not in wrong:
         _check_processes(problems, options, machine, requested)
-    if requested is not None:  # before it looks at its hosts
-        _check_options(problems, options, wrong, requested)
+    _check_options(problems, options, wrong, requested)  # before it looks at its hosts
     _check_libraries(problems, options, environment, here=requested is None or requested.on_this_node)
     if problems:
         raise_all(problems, caller)
@@ -111,8 +110,6 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
         raise_all(problems, caller)
     needs_workers = _needs_workers(request, options, rendezvous, environment, count)
     engine = requested or base.find(_choose_engine(options, machine, needs_workers))
-    if requested is None:
-        _check_options(problems, options, wrong, engine)
     del options["secret"]  # the rendezvous has it, and what has the options may be shown
     job = Job(
         function=request.function,
@@ -143,6 +140,7 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
         serve=request.serve,
     )
     _check_world(problems, job)
+    _check_options(problems, job.options, (), engine if requested is None else None)
     _check_engine(problems, job, engine)
     if problems:
         raise_all(problems, caller)
@@ -436,8 +434,12 @@ def _check_world(problems: Problems, job: Job) -> None:
         problems += map(ValueError, parallelism.check_variables(job.environment, world))
 
 
-def _check_options(problems: Problems, options: Options, wrong: Collection[str], engine: Engine) -> None:
+def _check_options(
+    problems: Problems, options: Options, wrong: Collection[str], engine: Engine | None
+) -> None:
     """Find arguments that the engine does not support; `wrong` has those that are wrong by themselves."""
+    if engine is None:  # it is chosen later
+        return
     defaults, known_options = arguments.defaults(), arguments.options()
     for name, reason in engine.refuses.items():
         is_due = name not in (
