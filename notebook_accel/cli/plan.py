@@ -145,10 +145,16 @@ def resolve(values: Mapping[str, Any], config_file: str | None) -> tuple[Plan, l
 
 
 def _drop_idle(config: LaunchConfig, given: Collection[str]) -> tuple[LaunchConfig, dict[str, str]]:
-    """Return the config without what its file has for other engines, and why each of that is left out."""
-    values = flat_values(config)
-    idle = by_config.find_idle(values, given)
-    return config.model_copy(update={name: arguments.of_configs()[name].default for name in idle}), idle
+    """Return the config without what its file has for other engines, and by option why each of that is left out."""
+    flat, options = flat_values(config), arguments.of_configs()
+    chosen = {
+        name: flat[option.name] for name, option in options.items() if flat[option.name] != option.default
+    }
+    idle = by_config.find_idle(chosen, {name for name, option in options.items() if option.name in given})
+    changes = {options[name].name: options[name].default for name in idle}
+    if "num_nodes" in idle:
+        changes["min_machines"] = None
+    return config.model_copy(update=changes), {options[name].name: text for name, text in idle.items()}
 
 
 def _find_lacking(config: LaunchConfig, config_file: str | Path | None) -> list[str]:
@@ -250,8 +256,8 @@ def _find_contradictions(config: LaunchConfig) -> list[Problem]:
             "mpirun_hostfile: mpirun is not used; start the command on each node, with --num_machines, "
             "--machine_rank and --main_process_ip"
         )
-    is_by_slurm = config.engine == "slurm" or bool(config.slurm)
-    if config.num_machines > 1 and not (config.main_process_ip or config.rdzv_endpoint or is_by_slurm):
+    drives_nodes = config.engine in ("slurm", "ssh") or bool(config.slurm or config.hosts)
+    if config.num_machines > 1 and not (config.main_process_ip or config.rdzv_endpoint or drives_nodes):
         found["main_process_ip"] = (
             f"num_machines {config.num_machines} needs main_process_ip: the address of the node of rank 0"
         )

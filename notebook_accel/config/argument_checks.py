@@ -18,14 +18,15 @@ _DURATIONS: Final = ("timeout", "join_timeout", "last_call_timeout", "keep_alive
 _LEAST_SILENCE: Final = 2.0
 OUTPUTS: Final = ("all", "first", "none")
 SET_BY_LAUNCHES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "FORK_LAUNCHED"), ""
-    ),
+    **dict.fromkeys(("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"), ""),
+    **dict.fromkeys(("FORK_LAUNCHED", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"), ""),
     "WORLD_SIZE": "num_processes",
     "GROUP_RANK": "node_rank",
     "GROUP_WORLD_SIZE": "num_nodes",
     "MASTER_ADDR": "master_addr",
     "MASTER_PORT": "use_port",
+    "TORCHELASTIC_MAX_RESTARTS": "max_restarts",
+    "TORCHELASTIC_RUN_ID": "rdzv_id",
 }
 """Variables that each rank has from its launch, and the argument that decides what is in them."""
 

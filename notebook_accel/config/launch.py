@@ -16,6 +16,12 @@ from .schema import LaunchConfig, chosen_names, flat_values
 
 OF_ENGINES: Final = ("address", "hosts", "python", "slurm", "detach")
 """Arguments that other engines refuse than those that they are for."""
+_OF_NODES: Final = ("num_nodes", "node_rank", "master_addr", "rdzv_backend", "rdzv_endpoint", "rdzv_id")
+_IDLE: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    "ssh": (_OF_NODES, "hosts says which machines"),
+    "slurm": ((*_OF_NODES[1:], "rdzv_conf"), "SLURM says which node is which"),
+}
+"""By engines that start the ranks of all nodes: what each node's own launch has an argument for, and who says it."""
 _AUTO: Final = "auto"
 
 Source = LaunchConfig | str | os.PathLike[str]
@@ -99,14 +105,17 @@ def arguments_beside(config: LaunchConfig, given: Mapping[str, Any]) -> Argument
     idle = find_idle({**found.values, **given}, given)
     for name, text in idle.items():
         warn(f"{name} of the config {text}")
-    return replace(found, values={name: value for name, value in found.values.items() if name not in idle})
+    values = {name: value for name, value in found.values.items() if name not in idle}
+    if "num_nodes" in idle and "num_processes" in values:
+        values["num_processes"] = config.num_processes  # of all nodes together, and not of each
+    return replace(found, values=values)
 
 
 def find_idle(values: Mapping[str, Any], given: Collection[str]) -> dict[str, str]:
     """Return the arguments of a config that are for other engines than the launch has, each with why as a clause.
 
     Args:
-        values: arguments by name.
+        values: arguments by name; those of the config that have their default may be left out.
         given: names of those that were given by hand.
     """
     asked = values.get("engine", _AUTO)
@@ -121,8 +130,11 @@ def find_idle(values: Mapping[str, Any], given: Collection[str]) -> dict[str, st
         if values.get(name) and name not in given and engine not in engines:
             known = " and ".join(f"engine={each!r}" for each in engines)
             found[name] = f"has no effect: it is for {known}, and this launch has engine={engine!r}"
-    if engine == "ssh" and "slurm" in found and "num_nodes" not in given and values.get("num_nodes", 1) != 1:
-        found["num_nodes"] = "has no effect: hosts says which machines"
+    names, who = _IDLE.get(str(engine), ((), ""))
+    for name in names:
+        default = argument_options()[name].argument_default
+        if name not in given and values.get(name, default) != default:
+            found[name] = f"has no effect: {who}"
     return found
 
 

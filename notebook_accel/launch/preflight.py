@@ -101,6 +101,7 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     _check_function(problems, request.function, request.args)
     if "num_processes" not in wrong:
         _check_processes(problems, options, machine, requested)
+    _check_options(problems, options, wrong, requested)  # before it looks at its hosts
     _check_libraries(problems, options, environment, here=requested is None or requested.on_this_node)
     if problems:
         raise_all(problems, caller)
@@ -139,6 +140,7 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
         serve=request.serve,
     )
     _check_world(problems, job)
+    _check_options(problems, job.options, (), engine if requested is None else None)
     _check_engine(problems, job, engine)
     if problems:
         raise_all(problems, caller)
@@ -432,32 +434,45 @@ def _check_world(problems: Problems, job: Job) -> None:
         problems += map(ValueError, parallelism.check_variables(job.environment, world))
 
 
+def _check_options(
+    problems: Problems, options: Options, wrong: Collection[str], engine: Engine | None
+) -> None:
+    """Find arguments that the engine does not support; `wrong` has those that are wrong by themselves."""
+    if engine is None:  # it is chosen later
+        return
+    defaults, known_options = arguments.defaults(), arguments.options()
+    for name, reason in engine.refuses.items():
+        is_due = name not in (
+            "num_processes",
+            "num_nodes",
+            "rdzv_conf",
+            *wrong,
+        )  # these three are checked elsewhere
+        if is_due and options[name] != defaults[name]:
+            what = name if name == "secret" else f"{name}={options[name]!r}"  # a secret is shown nowhere
+            problems.append(ValueError(f"{what} with engine={engine.name!r}: {reason}"))
+    for name in ("hosts", "python", "slurm", "detach"):
+        engines = known_options[name].row.engines
+        if options[name] and name not in wrong and engine.name not in engines:
+            known = " and ".join(f"engine={each!r}" for each in engines)
+            text = f"{name}={options[name]!r} with engine={engine.name!r}: it is for {known}"
+            problems.append(ValueError(text))
+    if "start_method" not in wrong and options["start_method"] not in ("auto", *engine.start_methods):
+        known = ", ".join(map(repr, ("auto", *engine.start_methods)))
+        text = f"start_method={options['start_method']!r} with engine={engine.name!r}: it supports {known}"
+        problems.append(ValueError(text))
+
+
 def _check_engine(problems: Problems, job: Job, engine: Engine) -> None:
-    """Find arguments that the engine does not support, and other reasons why it cannot run the job."""
+    """Find out whether the engine can run so many ranks, and other reasons why it cannot run the job."""
     used = {
         "num_processes": (job.options["num_processes"], job.local_world_size > 1),
         "num_nodes": (job.options["num_nodes"], job.rendezvous.num_nodes > 1 or job.rendezvous.min_nodes > 0),
-        "max_restarts": (job.max_restarts, job.max_restarts > 0),
-        "block": (not job.background, job.background),
-        "on_hang": (job.on_hang, job.on_hang == "raise"),
-        "log_dir": (job.log_dir, job.log_dir is not None),
-        "address": (job.address, job.address is not None),
-        "tpu_mode": (job.tpu_mode, job.tpu_mode != "process"),
     }
     for name, (value, differs) in used.items():
         if differs and name in engine.refuses:
             text = f"{name}={value!r} with engine={engine.name!r}: {engine.refuses[name]}"
             problems.append(ValueError(text))
-    for name in ("hosts", "python", "slurm", "detach"):
-        engines = arguments.options()[name].row.engines
-        if job.options[name] and engine.name not in engines:
-            known = " and ".join(f"engine={each!r}" for each in engines)
-            text = f"{name}={job.options[name]!r} with engine={engine.name!r}: it is for {known}"
-            problems.append(ValueError(text))
-    if job.start_method not in ("auto", *engine.start_methods):
-        known = ", ".join(map(repr, ("auto", *engine.start_methods)))
-        text = f"start_method={job.start_method!r} with engine={engine.name!r}: it supports {known}"
-        problems.append(ValueError(text))
     problems += map(ValueError, engine.problems(job))
 
 

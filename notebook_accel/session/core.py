@@ -331,14 +331,14 @@ class Session:
 
     def _build_error(self, call: Call, more: list[str], sink: Sink) -> BaseException:
         """Return the exception of the rank that failed first, with one note for each other rank."""
-        own = [failure for rank, failure in call.failures.items() if rank not in call.interrupted]
+        own = self._workers.find_own(call)
         if not own and call.was_interrupted:
             notes = [self._workers.describe_stopped(failure) for failure in call.failures.values()]
             error: BaseException = RunStoppedError(
                 f"{call.name} was stopped, {self._workers.describe_future()}"
             )
         else:
-            cause = failures.find_first(own or list(call.failures.values()))
+            cause = failures.find_first(list((own or call.failures).values()))
             error = failures.make_error(cause)
             after = call.start.measure(cause)
             notes = (
@@ -347,12 +347,8 @@ class Session:
                 else []
             )
             for rank in sorted(call.failures.keys() - {cause.rank}):
-                failure = call.failures[rank]
-                notes.append(
-                    self._workers.describe_stopped(failure)
-                    if rank in call.interrupted
-                    else failures.describe_failure(failure, cause)
-                )
+                stopped = self._workers.describe_stopped(call.failures[rank]) if rank not in own else ""
+                notes.append(stopped or failures.describe_failure(call.failures[rank], cause))
         for note in [*notes, *more]:
             failures.add_note(error, note)
         if not failures.notes_are_shown():

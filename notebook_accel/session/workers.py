@@ -240,6 +240,26 @@ class Workers:
         """Return one line for each worker that has ended about how it ended."""
         return [self._describe_end(self.dead[rank]) for rank in sorted(self.dead)]
 
+    def find_own(self, call: Call) -> dict[int, Failure]:
+        """Return the failures of a call, by rank, without those of ranks that were made to end.
+
+        A rank that had died, or lost a peer that had, did so by itself: an interrupt may go before the news comes.
+
+        Args:
+            call: the call that has ended.
+        """
+
+        def was_ended(failure: Failure) -> bool:
+            if failure.error is None:
+                return failure.rank in self.killed
+            return call.was_released or not failures.is_lost_peer(failure)
+
+        return {
+            rank: failure
+            for rank, failure in call.failures.items()
+            if rank not in call.interrupted or not was_ended(failure)
+        }
+
     def describe_stopped(self, failure: Failure) -> str:
         """Return a line about a rank that was interrupted: where it was, or how it ended.
 

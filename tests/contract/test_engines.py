@@ -25,6 +25,7 @@ REFUSED: dict[str, Any] = {
     "address": "somewhere",
     "tpu_mode": "spmd",
     "rdzv_conf": {"join_timeout": 60},
+    "secret": "such as nobody would guess",
 }
 
 
@@ -224,5 +225,7 @@ def test_what_it_cannot_do_is_said(case: Case) -> None:
         more = {"use_port": 29517, "node_rank": 1} if argument == "num_nodes" else {}
         cell = case.launch("def f():\n    print('ran')", **{argument: REFUSED[argument]}, **more)
         assert cell.error is not None and cell.error[0] == "ValueError"
-        assert f"{argument}={REFUSED[argument]!r} with engine={case.engine.name!r}: {why}" in cell.error[1]
+        what = argument if argument == "secret" else f"{argument}={REFUSED[argument]!r}"
+        assert f"{what} with engine={case.engine.name!r}: {why}" in cell.error[1]
+        assert REFUSED["secret"] not in cell.error[1]
         assert "ran" not in cell.stdout

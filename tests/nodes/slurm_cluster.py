@@ -51,7 +51,7 @@ MpiDefault=none
 KillWait=5
 SlurmdTimeout=300
 InactiveLimit=0
-PreemptType=preempt/none
+{more}
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[0]} CPUs=4 State=UNKNOWN
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4 State=UNKNOWN
 PartitionName=debug Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
@@ -75,10 +75,12 @@ class SlurmCluster:
         folder: has the settings and logs.
         tracking: what SLURM takes for the processes of a job: `linuxproc` is all that descend from it, as most sites
             have it by control groups; `pgid` is its process groups, which a process can leave.
+        more: settings beside those that all clusters have.
     """
 
     folder: Path
     tracking: str = "linuxproc"
+    more: str = "PreemptType=preempt/none"
     _daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -101,6 +103,7 @@ class SlurmCluster:
             host=socket.gethostname().partition(".")[0],
             port=port,
             ports=ports,
+            more=self.more,
         )
         (folder / "slurm.conf").write_text(text)
         self._spawn("mungekey", "--create", f"--keyfile={folder}/munge.key").wait()
@@ -216,10 +219,15 @@ def _wait(is_so: object) -> None:
 
 
 @contextmanager
-def make_cluster(folder: Path, tracking: str = "linuxproc") -> Iterator[SlurmCluster]:
-    """Make a cluster, and remove it afterwards; its files are in a folder with a short path, for its sockets."""
+def make_cluster(folder: Path, **more: str) -> Iterator[SlurmCluster]:
+    """Make a cluster, and remove it afterwards; its files are in a folder with a short path, for its sockets.
+
+    Args:
+        folder: of the test.
+        more: fields of `SlurmCluster`.
+    """
     with tempfile.TemporaryDirectory(prefix="slurm", dir="/tmp") as short:
-        cluster = SlurmCluster(Path(short), tracking)
+        cluster = SlurmCluster(Path(short), **more)
         try:
             cluster.start()
             yield cluster

@@ -22,7 +22,7 @@ detached._LAST_SECONDS = 3.0  # all see one disk here
 def launch(function, *args, num_nodes=2, **more):
     more.setdefault("num_processes", num_nodes)
     more.setdefault("view", "text")
-    return notebook_launcher(function, args, engine="slurm", num_nodes=num_nodes, detach=True, **more)
+    return notebook_launcher(function, args, engine="slurm", num_nodes=num_nodes, **{"detach": True, **more})
 
 def train(folder, steps):
     accelerator = Accelerator()

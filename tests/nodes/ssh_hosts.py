@@ -75,7 +75,7 @@ class SshHosts:
     """Hosts `node1` and `node2`, which greet whoever comes, and a notebook's machine, all on one bridge.
 
     Attributes:
-        network: of three nodes; the notebook is on the first.
+        network: of all machines; the notebook is on the first.
         folder: has keys and settings.
     """
 
@@ -104,10 +104,7 @@ class SshHosts:
         )
         (folder / "client").write_text(_CLIENT.format(folder=folder, addresses=self.network.addresses))
         (folder / "server").write_text(_SERVER.format(folder=folder) + _NOISY)
-        (folder / "bin").mkdir()
-        client = folder / "bin" / "ssh"
-        client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder / "client"} "$@"\n')
-        client.chmod(0o755)
+        write_client(folder / "bin", folder / "client")
         Path("/run/sshd").mkdir(exist_ok=True)
         for name in self.network.names[1:]:
             self._servers.append(self._serve(name))
@@ -155,9 +152,34 @@ class SshHosts:
             for name in self.network.names:
                 subprocess.run(["ip", "netns", "exec", name, NFT, "flush", "ruleset"], check=False)
 
-    def start_kernel(self, folder: Path) -> Kernel:
-        """Start a kernel on the notebook's machine."""
-        return Kernel(folder, prefix=self.prefix, transport="ipc", **self.environment)
+    def start_kernel(self, folder: Path, settings: str = "") -> Kernel:
+        """Start a kernel on the notebook's machine.
+
+        Args:
+            folder: for its files.
+            settings: of the user's ssh, which count more than those of all.
+        """
+        environment = self.environment
+        if settings:
+            (folder / "client").write_text(f"{settings}\nMatch all\nInclude {self.folder / 'client'}\n")
+            write_client(folder / "bin", folder / "client")
+            environment = {"PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        return Kernel(folder, prefix=self.prefix, transport="ipc", **environment)
+
+
+def write_client(folder: Path, config: Path) -> None:
+    """Write a program `ssh` that is the client with a config of its own."""
+    folder.mkdir()
+    client = folder / "ssh"
+    client.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {config} "$@"\n')
+    client.chmod(0o755)
+
+
+def find_client(kernel: Kernel, host: str) -> psutil.Process:
+    """Return the process of ssh that leads from a kernel to a host."""
+    children = psutil.Process(kernel.pid).children()
+    clients = [child for child in children if child.name() == "ssh" and child.status() != "zombie"]
+    return next(client for client in clients if host in client.cmdline())
 
 
 def _kill(server: subprocess.Popen[str]) -> None:
@@ -179,9 +201,14 @@ def _wait_for_line(file: IO[str], text: str) -> None:
 
 
 @contextmanager
-def make_hosts(folder: Path) -> Iterator[SshHosts]:
-    """Make hosts, and remove them afterwards."""
-    network = Network([f"ns{os.getpid()}n{node}" for node in range(3)], f"ns{os.getpid()}br")
+def make_hosts(folder: Path, count: int = 2) -> Iterator[SshHosts]:
+    """Make hosts, and remove them afterwards.
+
+    Args:
+        folder: for their files.
+        count: how many; those after the second have no names.
+    """
+    network = Network([f"ns{os.getpid()}n{node}" for node in range(1 + count)], f"ns{os.getpid()}br")
     hosts = SshHosts(network, folder)
     try:
         network.make()

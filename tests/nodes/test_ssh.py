@@ -14,7 +14,8 @@ import psutil
 import pytest
 
 from notebook_accel.launch.engines.remote import packets
-from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, make_hosts, why_no_hosts
+from tests.nodes.ends import assert_gone, assert_in_time, read_pids
+from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, find_client, make_hosts, why_no_hosts
 from tests.notebooks.kernel import Cell, Kernel, wait_until
 
 pytestmark = [
@@ -25,7 +26,6 @@ pytestmark = [
 ]
 
 PATIENCE = 180
-GONE_SECONDS = 15.0
 SETUP = """
 import os, subprocess, sys, time
 import torch
@@ -70,18 +70,6 @@ def kernel(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield kernel
     finally:
         kernel.close()
-
-
-def read_pids(notes: Path) -> list[int]:
-    return [int(word) for word in notes.read_text().split()]
-
-
-def assert_gone(pids: list[int], since: float) -> None:
-    """Assert that processes end; they have four times as long as it should take, for a busy machine."""
-    left = 4 * GONE_SECONDS - (time.monotonic() - since)
-    assert wait_until(lambda: not any(map(psutil.pid_exists, pids)), left), (
-        f"{[pid for pid in pids if psutil.pid_exists(pid)]} of {pids} still run"
-    )
 
 
 def test_eight_ranks_on_two_hosts(kernel: Kernel) -> None:
@@ -250,6 +238,7 @@ def lose(kernel: Kernel, folder: Path, act: Callable[[], None]) -> tuple[Cell, l
 
     notes = folder / "pids"  # what is said on a connection that ends may be lost
     cell = kernel.run(f"launch(wait, {str(notes)!r})  # go", timeout=PATIENCE, during=during)
+    assert_in_time(moments[0])
     pids = read_pids(notes)
     assert len(pids) == 4, cell.stdout
     return cell, pids, moments[0]
@@ -267,16 +256,9 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts, tmp
     assert cell.value == "['0', '1']"
 
 
-def find_client(kernel: Kernel) -> psutil.Process:
-    """Return the process of ssh that leads to the second host."""
-    children = psutil.Process(kernel.pid).children()
-    clients = [child for child in children if child.name() == "ssh" and child.status() != "zombie"]
-    return next(client for client in clients if "node2" in client.cmdline())
-
-
 def test_a_killed_client_ends_what_it_led_to(kernel: Kernel, tmp_path: Path) -> None:
     def kill() -> None:
-        find_client(kernel).kill()
+        find_client(kernel, "node2").kill()
 
     cell, pids, since = lose(kernel, tmp_path, kill)
     assert cell.error is not None and "is lost: host node2: its ssh connection has ended" in cell.error[1]
@@ -287,7 +269,7 @@ def test_a_killed_client_ends_what_it_led_to(kernel: Kernel, tmp_path: Path) -> 
 def test_a_connection_that_rests_and_says_nothing_more_is_replaced(kernel: Kernel) -> None:
     """As where a laptop has moved to another network: nothing has told it that the old one is gone."""
     kernel.run("launch(lambda: None)", timeout=PATIENCE).ok()
-    silent = find_client(kernel)
+    silent = find_client(kernel, "node2")
     silent.suspend()
     cell = kernel.run(
         """

@@ -113,7 +113,8 @@ class Engine(ABC):
             its own, and they meet.
         start_methods: start methods that the engine supports, without `auto`.
         refuses: arguments of a launch that the engine does not support, each with the reason as a clause. It may name
-            `num_processes`, `num_nodes`, `max_restarts`, `block`, `on_hang`, `log_dir`, `address` and `tpu_mode`.
+            `num_processes`, `num_nodes`, `max_restarts`, `block`, `on_hang`, `log_dir`, `address`, `tpu_mode` and
+            `secret`.
             Without its reason here an argument reaches the engine, which then has to do what it says.
     """
 

@@ -205,6 +205,22 @@ def test_what_a_config_has_for_another_engine_is_left_out(words: list[str], used
     assert idle not in rows(said.stdout)
 
 
+def test_what_a_config_says_of_nodes_is_left_out_where_hosts_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("c.yaml").write_text(
+        "num_machines: 4\nmin_machines: 2\nmachine_rank: 1\nmain_process_ip: 10.0.0.1\nnum_processes: 4\n"
+    )
+    words = ["--config_file=c.yaml", "--engine=ssh", "--hosts=gpu1:2,gpu2:2"]
+    said = dry(*words)
+    for name in ("num_machines", "machine_rank", "main_process_ip"):
+        assert f"Warning: {name} of c.yaml has no effect: hosts says which machines" in said.output
+    plan = plan_of(*words[1:], config_file="c.yaml")
+    assert (plan.config.num_processes, plan.config.num_machines, plan.config.min_machines) == (4, 1, None)
+    text = "\n".join(refused(capsys, *words, "--num_machines=4", "--machine_rank=0", "train.py"))
+    assert "num_nodes=" in text and "hosts= says which machines" in text
+
+
 def test_what_a_flag_has_for_another_engine_stays(capsys: pytest.CaptureFixture[str]) -> None:
     (text,) = refused(capsys, "--engine=elastic", "--hosts=gpu1", "--cpu", "--num_processes=2", "train.py")
     assert "hosts=['gpu1'] with engine='elastic': it is for engine='ssh'" in text

@@ -46,6 +46,22 @@ def test_hosts_have_no_use_for_the_number_of_nodes_of_a_job() -> None:
         assert launch.arguments_beside(both, {"engine": "slurm"}).values["num_nodes"] == 4
 
 
+OF_NODES = {"num_machines": 2, "machine_rank": 1, "main_process_ip": "10.0.0.1", "num_processes": 8}
+
+
+def test_what_nodes_say_that_have_launches_of_their_own_is_left_out() -> None:
+    with pytest.warns(UserWarning, match="has no effect") as told:
+        found = launch.arguments_beside(LaunchConfig(**OF_NODES), {"hosts": ["gpu1", "gpu2"]})
+    assert found.values == {"num_processes": 8}, "of all hosts together"
+    assert [str(each.message) for each in told] == [
+        f"{name} of the config has no effect: hosts says which machines"
+        for name in ("num_nodes", "node_rank", "master_addr")
+    ]
+    with pytest.warns(UserWarning, match="SLURM says which node is which") as told:
+        found = launch.arguments_beside(LaunchConfig(**OF_NODES), {"engine": "slurm"})
+    assert found.values["num_nodes"] == 2 and len(told) == 2 and "node_rank" not in found.values
+
+
 def test_a_session_leaves_it_out_too() -> None:
     defaults = dict.fromkeys(("hosts", "slurm", "python", "num_processes"))
     with pytest.warns(UserWarning, match="hosts of the config has no effect"):

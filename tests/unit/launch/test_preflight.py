@@ -18,6 +18,7 @@ from notebook_accel import devices, environ, notebook_launcher, probes
 from notebook_accel.diagnosis.environment import select_relevant
 from notebook_accel.launch import preflight
 from notebook_accel.launch.checks.addresses import find_listen_problem, listen
+from notebook_accel.launch.engines.remote import pool
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.request import LaunchRequest
 from notebook_accel.launch.worker import environment
@@ -400,3 +401,29 @@ def test_an_address_of_a_network_of_ones_own_is_not(address: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check(**NODES, master_addr=address)
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (
+            {"secret": SECRET},
+            "secret with engine='ssh': what is said between notebook and hosts goes through ssh",
+        ),
+        ({"address": "auto"}, "address='auto' with engine='ssh': hosts= says where the ranks run"),
+        ({"tpu_mode": "spmd"}, "tpu_mode='spmd' with engine='ssh'"),
+        (
+            {"environment": {"TORCHELASTIC_RUN_ID": "mine"}},
+            "a launch sets this variable for each rank; give rdzv_id= in its place",
+        ),
+    ],
+)
+def test_hosts_are_not_looked_at_for_a_launch_that_is_wrong_anyway(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any], text: str
+) -> None:
+    def look(*args: Any) -> None:
+        raise AssertionError("a connection was made")
+
+    monkeypatch.setattr(pool.Pool, "borrow", look)
+    problem = str(_error(hosts=["gpu1"], num_processes=None, start_method="auto", **more))
+    assert text in problem and SECRET not in problem

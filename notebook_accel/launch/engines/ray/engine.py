@@ -57,6 +57,7 @@ class RayEngine(GroupEngine[Plan]):
     refuses: ClassVar[Mapping[str, str]] = {
         "num_nodes": "Ray chooses the nodes, num_processes is the number of ranks on all of them",
         "rdzv_conf": "Ray knows when its nodes are there, RayEngine(timeout=seconds) says how long it is waited for",
+        "secret": "ranks prove a key that Ray gives them",
     }
 
     def __init__(

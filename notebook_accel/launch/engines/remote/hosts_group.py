@@ -400,6 +400,17 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             if member.link.lost:
                 self.note_loss(member, self.explain_loss)
 
+    def judge_end(self, member: Member, exitcode: int | None, at: float) -> Event:
+        """Return what it means that a worker's process ended without a word.
+
+        Args:
+            member: the worker.
+            exitcode: of its process, negative for a signal, None where nobody knows it.
+            at: when it ended, by the clock of its host: that is what counts, for the news of it may come late.
+        """
+        found = super().judge_end(member, exitcode, at)
+        return replace(found, moment=None) if isinstance(found, Failure) else found
+
     def note_loss(self, member: HostMember, explain: Callable[[HostMember], str]) -> None:
         """Note that a rank is lost with its host, and end the others; of a session, the call that runs ends them.
 
@@ -410,16 +421,11 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         if self._job.serve is None:
             self.lose(member, explain)
             return
+        now, moment = time.time(), time.monotonic()  # finding out what became of it may take a minute
         member.has_ended = True
-        failure = Failure(
-            rank=member.rank,
-            time=time.time(),
-            pid=member.pid,
-            lost=explain(member),
-            moment=time.monotonic(),
-            node=self.find_node(member.rank),
-        )
-        self._delivery.report(failure)
+        node, text = self.find_node(member.rank), explain(member)
+        lost = Failure(rank=member.rank, time=now, pid=member.pid, lost=text, moment=moment, node=node)
+        self._delivery.report(lost)
 
     def explain_loss(self, member: HostMember) -> str:
         """Return what became of a rank whose connection has ended.

@@ -41,6 +41,7 @@ class Allocation:
         job_id: number of the job.
         holder: name of the socket of the job's own process; empty where the job is not ours.
         state: what SLURM said of it last.
+        is_preempted: whether another job got its nodes, since it ran last.
     """
 
     def __init__(self, job_id: str, wish: Wish | None = None) -> None:
@@ -58,7 +59,7 @@ class Allocation:
         self._shown = self._problem = ""
         self._silent_since: float | None = None
         self._nodes: list[str] = []
-        self._has_run = False
+        self._has_run = self.is_preempted = False
 
     @property
     def is_ours(self) -> bool:
@@ -75,6 +76,7 @@ class Allocation:
         before, self.state = self.state, command.look(self.job_id, check)
         if (before.node_list, before.restarts) != (self.state.node_list, self.state.restarts):
             self._nodes = []
+        self.is_preempted |= self.state.preempted is not None
         return self.state
 
     def wait(self, wait: Wait) -> list[str]:
@@ -99,7 +101,7 @@ class Allocation:
                 wait(self._shown)
                 time.sleep(0.05)
         self._shown = ""
-        self._has_run = True
+        self._has_run, self.is_preempted = True, self.state.preempted is not None
         is_new = not self._nodes
         self._nodes = nodes = command.list_nodes(self.state, lambda: wait(""))
         if self.is_ours and is_new:
@@ -139,11 +141,31 @@ class Allocation:
         """
         deadline = time.monotonic() + seconds
         while self.look(lambda: wait("")).state == ENDING and time.monotonic() < deadline:
-            until = time.monotonic() + _FAST_SECONDS
-            while time.monotonic() < until:
-                wait(f"Job {self.job_id} is ending: SLURM says then whether it was cancelled.")
-                time.sleep(0.05)
+            self._pause(wait, f"Job {self.job_id} is ending: SLURM says then whether it was cancelled.")
         return self.state
+
+    def wait_for_preemption(self, wait: Wait) -> None:
+        """Wait until a job has ended whose nodes another one gets; steps that start in it now would end with it.
+
+        Args:
+            wait: called several times a second.
+
+        Raises:
+            LaunchError: SLURM does not answer.
+        """
+        while self.look(lambda: wait("")).is_being_preempted:
+            self._pause(wait, f"Job {self.job_id} was preempted: its nodes go to another job now.")
+
+    @staticmethod
+    def _pause(wait: Wait, text: str) -> None:
+        until = time.monotonic() + _FAST_SECONDS
+        while time.monotonic() < until:
+            wait(text)
+            time.sleep(0.05)
+
+    def describe_loss(self) -> str:
+        """Return what became of the job, whose ranks ran, as a clause."""
+        return self.state.describe_loss(is_preempted=self.is_preempted)
 
     def _look_patiently(self, wait: Wait) -> JobState:
         """Ask how the job stands; where SLURM does not answer for a time, it is taken to stand as before."""
@@ -163,10 +185,11 @@ class Allocation:
         start = self.state.start
         known = self.state.state == "PENDING" and start is not None and start > time.time()
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(start)) if known else "not known yet"
-        since = time.strftime("%H:%M:%S", time.localtime(self._submitted))
+        since = time.strftime("%H:%M:%S", time.localtime(self.state.submitted or self._submitted))
+        why = " was preempted and is queued again" if self.is_preempted else ""
         return (
-            f"Job {self.job_id}: {self.state.describe()}, in the queue since {since}, estimated start {when}. Stop or "
-            f"interrupt to cancel it.{self._problem}{QUEUED}"
+            f"Job {self.job_id}{why}: {self.state.describe()}, in the queue since {since}, estimated start {when}. "
+            f"Stop or interrupt to cancel it.{self._problem}{QUEUED}"
         )
 
     def close(self) -> None:
@@ -288,12 +311,13 @@ class SlurmNodes(Lender):
         if self._allocation is None:
             return ""
         try:
+            self._allocation.wait_for_preemption(wait)
             state = self._allocation.look_at_end(wait, _RESTART_SECONDS)
         except LaunchError as error:
             return str(error)
         if not state.is_over or (self._allocation.is_ours and state.state in _AGAIN):
             return ""
-        return state.describe_loss()
+        return self._allocation.describe_loss()
 
     def note_stop(self) -> None:
         """Note that somebody has stopped the run: the job is cancelled."""

@@ -40,6 +40,8 @@ WAITING: Final = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD"
 RUNNING: Final = "RUNNING"
 ENDING: Final = "COMPLETING"
 CANCELLED: Final = "CANCELLED"
+PREEMPTED: Final = "PREEMPTED"
+_SAID_OF_PREEMPTION: Final = "DUE TO PREEMPTION ***"
 _ENDS: Final = ("BootFail", "DeadLine", "Dependency", "InactiveLimit", "JobLaunchFailure", "LaunchFailure",
                 "NodeDown", "NodeFail", "NonZeroExitCode", "OutOfMemory", "Preempt", "RaisedSignal", "SystemFailure",
                 "TimeLimit")  # fmt: skip
@@ -116,6 +118,8 @@ class JobState:
         submitted: when it was submitted, or queued again; None where nobody knows.
         exit_code: of its own process, once it is over.
         signum: number of the signal that ended that process; 0 for none.
+        preempted: when another job was given its nodes, in seconds since the epoch; None where none was. SLURM forgets
+            it where it queues the job again.
     """
 
     job_id: str
@@ -128,6 +132,12 @@ class JobState:
     submitted: float | None = None
     exit_code: str = ""
     signum: int = 0
+    preempted: float | None = None
+
+    @property
+    def is_being_preempted(self) -> bool:
+        """Whether it runs on, and ends soon: sites may give a job some time whose nodes another one gets."""
+        return self.is_running and self.preempted is not None
 
     @property
     def is_running(self) -> bool:
@@ -144,8 +154,15 @@ class JobState:
         is_old = self.is_over and not self.reason.startswith(_ENDS)
         return self.state if is_old or not self.reason else f"{self.state} ({self.reason})"
 
-    def describe_loss(self) -> str:
-        """Return what became of a job whose ranks ran, as a clause."""
+    def describe_loss(self, *, is_preempted: bool = False) -> str:
+        """Return what became of a job whose ranks ran, as a clause.
+
+        Args:
+            is_preempted: whether another job has got its nodes; SLURM may not say so here any more.
+        """
+        if is_preempted or self.preempted is not None or self.state == PREEMPTED:
+            again = "" if self.is_over or self.is_running else f", and is queued again: {self.describe()}"
+            return f"job {self.job_id} was preempted: another job got its nodes{again}"
         if self.state == CANCELLED:
             return f"job {self.job_id} was cancelled from outside while its ranks ran"
         return f"job {self.job_id} {'has ended:' if self.is_over else 'is'} {self.describe()}"
@@ -249,7 +266,17 @@ def parse_job(job_id: str, text: str) -> JobState:
         submitted=_parse_time(found.get("SubmitTime", "")),
         exit_code=code,
         signum=int(signum) if signum.isdecimal() else 0,
+        preempted=_parse_time(found.get("PreemptTime", "")),
     )
+
+
+def tells_of_preemption(text: str) -> bool:
+    """Return whether the last that SLURM wrote of an end is that another job got the nodes.
+
+    Args:
+        text: what a step or a job has written to its errors.
+    """
+    return _SAID_OF_PREEMPTION in text[text.rfind("CANCELLED AT ") :]
 
 
 def _parse_time(text: str) -> float | None:

@@ -244,7 +244,7 @@ class Watch:
         if has_begun:
             how = f"RUNNING on {self._state.node_list}"
         again = f": notebook_accel.attach({self._job_id}) shows it again" if has_begun else ""
-        text = f"Job {self._job_id}: {how}. It goes on without this notebook{again}."
+        text = f"Job {self._job_id}{self._describe_preemption()}: {how}. It goes on without this notebook{again}."
         if not self._state.is_running:
             self._heard = time.monotonic()  # a job that waits says nothing
         if has_begun and time.monotonic() - self._heard > _SILENT_SECONDS:
@@ -255,6 +255,12 @@ class Watch:
             ranks = [] if has_begun else sorted({-1, *self._record.phases})  # of an earlier start
             self._say(*[Phase(rank=rank, time=now, name=name) for rank in ranks])
             self._say(Notice(rank=-1, time=now, text=text))
+
+    def _describe_preemption(self) -> str:
+        """Return that a job waits because another one got its nodes; empty where that is not so."""
+        waits = self._reader.has_begun and not self._state.is_running
+        is_preempted = waits and command.tells_of_preemption("\n".join(self._folder.read_log()))
+        return " was preempted and is queued again" if is_preempted else ""
 
     def _describe_silence(self) -> str:
         """Return what to look at where a job writes nothing: it is due to say at least that it can."""
@@ -285,6 +291,8 @@ class Watch:
         ):  # of another cluster with the same folder, its job may still need it
             self._folder.forget_work()
         text = f"job {self._job_id} has ended: {self._state.describe()}"
+        if self._state.state == command.PREEMPTED:
+            text = self._state.describe_loss()
         if self._state.state == "COMPLETED":
             text += f"; the end of the run is missing in {self._folder.path}"
         if self._state.state == "FAILED" and self._state.signum:

@@ -30,7 +30,6 @@ from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.pool import get_pool
 from . import command, detached, submission
 from .allocation import Allocation, SlurmNodes
-from .command import JobState
 from .recording import FOLDER, LAUNCHED, Folder, Work
 from .submission import Wish
 
@@ -54,6 +53,7 @@ class SlurmEngine(HostsEngine):
     refuses: ClassVar[Mapping[str, str]] = {
         "address": "SLURM's own settings say where the cluster is",
         "tpu_mode": "ranks of SLURM use GPUs or CPUs",
+        "secret": "SLURM proves by its own key who talks to its nodes",
     }
 
     def count(self, options: Mapping[str, Any], kind: DeviceKind) -> int:
@@ -284,7 +284,8 @@ class SlurmWorkerGroup(HostsWorkerGroup):
     def _is_job_ending(self) -> bool:
         allocation = self._lender.allocation
         try:
-            return allocation is not None and not allocation.look(self._check).is_running
+            state = None if allocation is None else allocation.look(self._check)
+            return state is not None and (state.is_being_preempted or not state.is_running)
         except LaunchError:
             return False
 
@@ -298,10 +299,12 @@ class SlurmWorkerGroup(HostsWorkerGroup):
         if allocation is None:
             return text
         try:
-            state: JobState = allocation.look_at_end(lambda text: self._check(), _END_SECONDS)
+            allocation.look_at_end(lambda text: self._check(), _END_SECONDS)
         except LaunchError:
             return text
-        return f"{text}; {state.describe_loss()}"
+        said = [line for link in self._links for line in link.said]
+        allocation.is_preempted |= any(map(command.tells_of_preemption, [text, *said]))
+        return f"{text}; {allocation.describe_loss()}"
 
     def close(self) -> None:
         """Let the agents end what is left; the job of a run that was stopped is cancelled then."""

@@ -48,6 +48,7 @@ class SshEngine(HostsEngine):
         "num_nodes": "hosts= says which machines, and this notebook drives them all",
         "address": "hosts= says where the ranks run",
         "tpu_mode": "ranks on hosts use GPUs or CPUs",
+        "secret": "what is said between notebook and hosts goes through ssh, which proves both ends",
     }
 
     def __init__(

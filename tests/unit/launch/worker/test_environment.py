@@ -7,7 +7,10 @@ import os
 import pytest
 
 from notebook_accel import probes
+from notebook_accel.config.argument_checks import SET_BY_LAUNCHES
+from notebook_accel.launch.script import Script
 from notebook_accel.launch.worker import environment
+from notebook_accel.topology import Topology
 from tests.unit.jobs import make_job
 
 
@@ -26,3 +29,13 @@ def test_old_versions_of_torch_record_collectives_unless_the_user_says_how_many(
     monkeypatch.setattr(probes, "at_least", lambda name, version: is_new)
     found = environment.make_environment(make_job(os.getpid), own, {}, is_alone=True)
     assert found.get("TORCH_FR_BUFFER_SIZE") == recorded
+
+
+def test_nobody_chooses_what_a_launch_sets_for_each_rank() -> None:
+    found: set[str] = set()
+    for work in (os.getpid, Script(kind="script", words=("train.py",))):
+        job = make_job(work)
+        found |= environment.list_rank_variables(
+            Topology(), job, address="10.0.0.1", port=29500, attempt=0
+        ).keys()
+    assert found == SET_BY_LAUNCHES.keys()

@@ -10,7 +10,7 @@ import pytest
 
 from notebook_accel.launch.engines.remote.client import Wanted
 from notebook_accel.launch.engines.slurm import command
-from notebook_accel.launch.engines.slurm.command import SrunClient, parse_job
+from notebook_accel.launch.engines.slurm.command import SrunClient, parse_job, tells_of_preemption
 
 WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
 LINE = (
@@ -116,3 +116,34 @@ def test_an_interrupt_of_the_process_group_ends_no_command() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "is_preempted", "told"),
+    [
+        ("JobState=RUNNING PreemptTime=2026-11-28T08:08:32", False, "got its nodes"),
+        ("JobState=PREEMPTED PreemptTime=2026-11-28T08:08:32", False, "got its nodes"),
+        (
+            "JobState=PENDING Reason=BeginTime",
+            True,
+            "got its nodes, and is queued again: PENDING (BeginTime)",
+        ),
+    ],
+)
+def test_a_preempted_job_is_told_as_that(line: str, is_preempted: bool, told: str) -> None:
+    state = parse_job("3", line)
+    assert state.describe_loss(is_preempted=is_preempted) == f"job 3 was preempted: another job {told}"
+    assert state.is_being_preempted == line.startswith("JobState=RUNNING")
+
+
+def test_a_job_that_was_not_preempted_is_not_told_as_that() -> None:
+    state = parse_job("3", "JobState=RUNNING PreemptTime=None")
+    assert state.describe_loss() == "job 3 is RUNNING" and not state.is_being_preempted
+
+
+def test_what_ended_a_job_last_counts() -> None:
+    ends = [
+        f"*** JOB 3 ON n1 CANCELLED AT 2026-11-28T08:08:32 {why}***\n" for why in ("DUE TO PREEMPTION ", "")
+    ]
+    assert tells_of_preemption(ends[1] + ends[0] + "a line\n")
+    assert not tells_of_preemption(ends[0] + ends[1]) and not tells_of_preemption("")

@@ -27,6 +27,8 @@ class FakeAllocation:
     def __init__(self, *states: str) -> None:
         self._states = list(states)
         self.looks = 0
+        self.is_preempted = False
+        self.state = JobState(job_id="7", state="RUNNING")
 
     def look(self, check: Callable[[], None]) -> JobState:
         self.looks += 1
@@ -36,7 +38,11 @@ class FakeAllocation:
         if not self._states:
             raise LaunchError("slurm_load_jobs error: Unable to contact slurm controller")
         state = self._states.pop(0) if len(self._states) > 1 else self._states[0]
-        return JobState(job_id="7", state=state)
+        self.state = JobState(job_id="7", state=state)
+        return self.state
+
+    def describe_loss(self) -> str:
+        return self.state.describe_loss(is_preempted=self.is_preempted)
 
 
 class FakeLink:
@@ -44,15 +50,19 @@ class FakeLink:
 
     host, facts, lost, client = "n1", MappingProxyType[str, str]({}), "", SimpleNamespace(host_noun="node")
 
+    def __init__(self, *said: str) -> None:
+        self.said = said
 
-def make_group(allocation: FakeAllocation | None, count: int) -> Any:
+
+def make_group(allocation: FakeAllocation | None, count: int, *said: str) -> Any:
     """Return a group of ranks on a node `n1` that have begun, none of which can be told anything."""
     group: Any = SlurmWorkerGroup.__new__(SlurmWorkerGroup)
     group._job, group._record, group._control = make_job(os.getpid), RunRecord(), Control()
     group._delivery = Delivery(group._record.apply_all, group._record)
     group._lender = SimpleNamespace(allocation=allocation)
     group.stopped_ranks, group.tell = set(), lambda order: None
-    link: Any = FakeLink()
+    link: Any = FakeLink(*said)
+    group._links = [link]
     group._ranks, group._machine = {link: range(count)}, "here"
     group._link_of = dict.fromkeys(range(count), link)
     group._members = [HostMember(rank=rank, link=link, pid=70 + rank) for rank in range(count)]
@@ -76,6 +86,15 @@ def test_a_rank_that_ends_before_its_agent_is_lost_with_its_job(signum: int, sta
     ]
     group.note_end(group._members[1], -signum, 1.1)
     assert allocation.looks == 1, "SLURM is asked for the first one alone"
+
+
+def test_a_rank_of_a_job_that_was_queued_again_says_why() -> None:
+    """SLURM forgets a preemption where it queues the job again; what it has told the steps is still there."""
+    said = "slurmstepd-n1: error: *** STEP 7.0 ON n1 CANCELLED AT 2026-11-28T07:58:04 DUE TO PREEMPTION ***"
+    group = make_group(FakeAllocation("COMPLETING", "PENDING"), 1, said)
+    group.note_end(group._members[0], -signal.SIGTERM, 1.0)
+    (told,) = [failures.describe_failure(failure) for failure in group._record.failures]
+    assert told.endswith("job 7 was preempted: another job got its nodes, and is queued again: PENDING"), told
 
 
 @pytest.mark.parametrize("allocation", [None, FakeAllocation(), FakeAllocation("RUNNING")])

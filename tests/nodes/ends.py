@@ -1,0 +1,43 @@
+"""How long after a fault processes end and errors are told: what the pages promise, and what a busy machine adds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+
+PROMISED_SECONDS = 15.0
+LATE_SECONDS = 5.0
+"""What the promise leaves out: how late processes run that wait for a processor."""
+_PATIENCE = 60.0  # so that a failure says how long it took
+
+
+def read_pids(notes: Path) -> list[int]:
+    """Return the numbers of processes that ranks have written to a file."""
+    return [int(word) for word in notes.read_text().split()]
+
+
+def assert_gone(pids: list[int], since: float) -> None:
+    """Assert that processes have ended in the time that is promised.
+
+    Args:
+        pids: their numbers.
+        since: when the fault was, by the monotonic clock.
+    """
+    while (left := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() - since < _PATIENCE:
+        time.sleep(0.02)
+    assert not left, f"{left} of {pids} still run {_PATIENCE:g} s after the fault"
+    assert_in_time(since)
+
+
+def assert_in_time(since: float) -> None:
+    """Assert that what is promised has happened by now.
+
+    Args:
+        since: when the fault was, by the monotonic clock.
+    """
+    lasted = time.monotonic() - since
+    assert lasted <= PROMISED_SECONDS + LATE_SECONDS, (
+        f"it took {lasted:.1f} s, and {PROMISED_SECONDS:g} are promised"
+    )
