@@ -79,6 +79,14 @@ class Network:
         """Take a node's cable out of the bridge, or put it in again."""
         ip("-n", self.bridge, "link", "set", f"port{node}", "up" if up else "down")
 
+    def take_out(self, node: int) -> None:
+        """Let all packets of a node be lost on their way; its interface stays up."""
+        ip("-n", self.bridge, "link", "set", f"port{node}", "nomaster")
+
+    def put_in(self, node: int) -> None:
+        """End what `take_out` began."""
+        ip("-n", self.bridge, "link", "set", f"port{node}", "master", "br0")
+
     @contextmanager
     def slow(self, node: int, delay: float, loss: float) -> Iterator[SlowWire]:
         """Give a node another cable meanwhile, that delays all that it carries and loses some."""

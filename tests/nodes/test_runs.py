@@ -281,7 +281,7 @@ def test_a_link_that_is_down_for_ten_seconds(nodes: Nodes, tmp_path: Path) -> No
                         time.sleep(0.05)
                 time.sleep(0.05)
             return count
-        launch(train)
+        launch(train, hang_timeout=8)  # so that there is news, which has to wait
     """
 
     def cut() -> None:
@@ -294,6 +294,38 @@ def test_a_link_that_is_down_for_ten_seconds(nodes: Nodes, tmp_path: Path) -> No
     cells = nodes.run(code, during=cut)
     assert [cell.ok().value for cell in cells] == ["2", "2"]
     assert time.monotonic() - began > 10
+
+
+@pytest.mark.parametrize("is_busy", [False, True], ids=["quiet", "in a collective"])
+def test_a_cable_that_is_cut_is_told_on_both_sides(nodes: Nodes, is_busy: bool) -> None:
+    """Packets are lost without a word. The promise is 15 s; ten more are for a machine that stands still meanwhile."""
+    code = f"""
+        def train():
+            total()
+            print("go", flush=True)
+            if {is_busy} and dist.get_rank() == 0:
+                total()
+            time.sleep(3600)
+        try:
+            launch(train, hang_timeout=8)  # so that there is news, which nobody gets any more
+        finally:
+            print("told at", time.monotonic())
+    """
+    cuts: list[float] = []
+
+    def cut() -> None:
+        nodes.network.take_out(1)
+        cuts.append(time.monotonic())  # of the machine, in every namespace the same
+
+    try:
+        cells = nodes.run(code, during=cut)
+    finally:
+        nodes.network.put_in(1)
+    for node, cell in enumerate(cells):
+        kind, text = cell.error or ("", cell.stdout)
+        assert kind == "WorkerError" and f"node {1 - node} (" in text and "cut off the network" in text, text
+        told = re.search(r"told at ([\d.]+)", cell.stdout)
+        assert told is not None and float(told[1]) - cuts[0] < 15 + 10, (told, cuts)
 
 
 @pytest.mark.skipif(not slow_wire.can_be(), reason="needs /dev/net/tun, of which slow cables are made")

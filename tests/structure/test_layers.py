@@ -156,7 +156,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.checks": (("addresses", "cuda_use", "problems"), ("*",)),
     "launch.engines": (("base",), ("attempts",), ("nodes", "remote"), ("*",)),
     "launch.engines.nodes": (
-        ("dynamic", "node_info", "stores"),
+        ("dynamic", "node_info", "pulse", "stores"),
         ("outcomes", "rendezvous"),
         ("messages",),
         ("*",),

@@ -19,7 +19,7 @@ from ....trust import proof
 from ....trust.plain import MalformedError
 from ....trust.proof import Challenge, Session
 from ... import descriptors
-from . import messages, node_info
+from . import messages, node_info, pulse
 from .messages import Limit, Message
 from .node_info import NodeInfo, Roster
 from .outcomes import NodeOutcome, find_cause
@@ -47,6 +47,8 @@ class _Peer:
         is_host: whether it holds the store.
         outcome: how its part ended, None before that.
         has_left: whether it has said that it leaves.
+        name: the name by which its pulse knows it, empty where it has none.
+        pulse_of: of a silent connection, the name of the node that it belongs to; empty for other ones.
     """
 
     writer: asyncio.StreamWriter
@@ -57,6 +59,8 @@ class _Peer:
     is_host: bool = False
     outcome: NodeOutcome | None = None
     has_left: bool = False
+    name: str = ""
+    pulse_of: str = ""
 
     def tell(self, message: Message) -> None:
         """Send a message to the node; one that does not read what it was sent is dropped."""
@@ -191,8 +195,11 @@ class Coordinator:
         try:
             if self._closing.is_set():
                 return
-            messages.keep_alive(writer.get_extra_info("socket"))
             first = await asyncio.wait_for(self._hear_first(peer, reader), _PROOF_SECONDS)
+            if first.kind == "pulse":
+                await self._wait_for_silence(peer, str(first.value), reader)
+                return
+            messages.keep_alive(writer.get_extra_info("socket"))
             self._peers.append(peer)
             self._take(peer, first)
             while True:
@@ -205,6 +212,18 @@ class Coordinator:
             self._has_heard_host |= peer.is_host
             writer.close()
             del self._connections[task]
+
+    async def _wait_for_silence(self, peer: _Peer, name: str, reader: asyncio.StreamReader) -> None:
+        """Lose a node as soon as its machine does not answer any more."""
+        peer.pulse_of = name
+        pulse.watch_network(peer.writer.get_extra_info("socket"))
+        try:
+            await reader.read(1)
+        except OSError as error:
+            if pulse.is_cut_off(error):
+                for node in self._peers:
+                    if node.name == name:
+                        node.writer.transport.abort()
 
     async def _hear_first(self, peer: _Peer, reader: asyncio.StreamReader) -> Message:
         """Prove both ends to each other, and return what the node says first; ProofError without its proof."""
@@ -223,11 +242,16 @@ class Coordinator:
 
     def _make_room(self, task: asyncio.Task[None], peer: _Peer) -> None:
         """Note a guest; where there are too many, the oldest one leaves, first of those that have proven nothing."""
+        names = {member.name for member in self._members if member.name}
         guests = self._guests = {
-            each: guest for each, guest in self._guests.items() if guest not in self._members
+            each: guest
+            for each, guest in self._guests.items()
+            if guest not in self._members and guest.pulse_of not in names
         }
-        if len(guests) >= _MAX_GUESTS + self._num_nodes:
-            unproven = (each for each, guest in guests.items() if guest not in self._peers)
+        if len(guests) >= _MAX_GUESTS + 2 * self._num_nodes:
+            unproven = (
+                each for each, guest in guests.items() if guest not in self._peers and not guest.pulse_of
+            )
             oldest = next(unproven, None) or next(iter(guests))
             guests.pop(oldest).writer.transport.abort()
         guests[task] = peer
@@ -243,6 +267,8 @@ class Coordinator:
             self._take_outcome(peer, message.value)
         elif message.kind == "bye":
             peer.has_left = True
+        elif message.kind == "name":
+            peer.name = message.value
         elif peer not in self._members:
             return
         elif message.kind == "value":
@@ -357,13 +383,17 @@ class Coordinator:
             self._take_outcome(peer, NodeOutcome(node=peer.node, kind="lost", text=text))
 
     def _consider(self) -> None:
-        """Decide why the run ended: once all nodes have ended, or a while after the first one failed."""
+        """Decide why the run ended: once all nodes have ended, or a while after the first one failed.
+
+        No later news explains why a node is lost.
+        """
         if self._is_over or not self._members:
             return
-        is_bad = any(outcome.kind != "done" for outcome in self._outcomes)
-        if all(member.outcome is not None for member in self._members):
+        cause = find_cause(self._outcomes)
+        is_lost = cause is not None and cause.kind == "lost"
+        if is_lost or all(member.outcome is not None for member in self._members):
             self._decide()
-        elif is_bad and self._settling is None:
+        elif cause is not None and self._settling is None:
             assert self._loop is not None
             self._settling = self._loop.call_later(_SETTLE_SECONDS, self._decide)
             for member in self._members:

@@ -255,6 +255,11 @@ class FixedNodes(NodeRendezvous):
             time.sleep(_LOOK_SECONDS / 10)
         port, token = self._trust.read(_COORDINATOR, tuple[int, bytes], store.get(_COORDINATOR))
         connection = self._connect_to_coordinator(self._host, port, token)
+        try:
+            connection.start_pulse(self._host, port, self._trust.derive_key(token), stores.CONNECT_SECONDS)
+        except OSError:
+            connection.close()
+            raise
         store.set_timeout(timedelta(seconds=self._seconds))
         self._store = store
         return connection

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import json
 import math
+import secrets
 import socket
 import struct
 import threading
@@ -23,6 +24,7 @@ from ....trust.proof import REPLY_BYTES, Session
 from ... import descriptors
 from .node_info import NodeInfo, Roster
 from .outcomes import NodeOutcome
+from .pulse import Pulse, set_keep_alive
 
 PURPOSE: Final = "nodes"
 _HEAD: Final = struct.Struct("<I")
@@ -32,14 +34,15 @@ _RECEIVE: Final = 1 << 20
 _MAX_UNHEARD: Final = 1 << 26  # bytes
 _LEAST_BYTES: Final = 1_000  # of the objects of a message
 _SILENT_SECONDS: Final = 35
-"""After which a peer that answers no packet is lost; a link that is away for ten seconds is none."""
-
+"""After which a peer that takes nothing of what is sent to it is lost; a `pulse` tells of a cut network before that."""
 
 MessageKind = Literal[
     # from a node
     "node",  # I am here: (NodeInfo, attempt, whether I hold the store)
     "outcome",  # my part has ended: NodeOutcome
     "bye",  # I leave, and want nothing more
+    "name",  # I am the node of this name, which nobody else has
+    "pulse",  # this connection is silent from now on: without answers the node of this name is cut off; see `pulse`
     # from a node, passed on to all others
     "value",  # what rank 0 returned: time of the result, why it cannot travel, or empty; and the value as parts
     "news",  # something was heard of my ranks
@@ -59,6 +62,8 @@ _TYPES: Final[Mapping[MessageKind, Any]] = {
     "node": tuple[NodeInfo, int, bool],
     "outcome": NodeOutcome,
     "bye": None,
+    "name": str,
+    "pulse": str,
     "value": tuple[float, str],
     "news": None,
     "ask": None,
@@ -179,13 +184,11 @@ async def read(
 
 def keep_alive(connection: socket.socket) -> None:
     """Have the system notice within about half a minute that the peer's machine is gone."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    seconds = {"TCP_KEEPIDLE": 15, "TCP_KEEPALIVE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-    for name, value in {**seconds, "TCP_USER_TIMEOUT": _SILENT_SECONDS * 1000}.items():
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    set_keep_alive(connection, idle=15, interval=5, count=4)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_SECONDS * 1000)
 
 
 class CoordinatorConnection:
@@ -206,6 +209,7 @@ class CoordinatorConnection:
     """
 
     def __init__(self, host: str, port: int, key: bytes, timeout: float, *, proven: bool = False) -> None:
+        self._pulse: Pulse | None = None
         self._connection, session = connecting.connect((host, port), key, PURPOSE, timeout=timeout)
         self._session = session if proven else None
         keep_alive(self._connection)
@@ -219,6 +223,29 @@ class CoordinatorConnection:
         descriptors.keep_from_forks(self)
         self._listening.start()
 
+    def start_pulse(self, host: str, port: int, key: bytes, timeout: float) -> None:
+        """Notice soon, here and at the coordinator, that the network between the two machines is cut.
+
+        Args:
+            host: as for the connection.
+            port: likewise.
+            key: likewise.
+            timeout: likewise.
+
+        Raises:
+            OSError: the coordinator is gone.
+        """
+        name = secrets.token_hex()
+        connection, session = connecting.connect((host, port), key, PURPOSE, timeout=timeout)
+        pulse = Message("pulse", name)
+        try:
+            connection.sendall(b"".join(encode(pulse, session if self._session is not None else None)))
+        except OSError:
+            connection.close()
+            raise
+        self._pulse = Pulse(connection, self._give_up)
+        self.say(Message("name", name))
+
     @property
     def is_lost(self) -> bool:
         """Whether the connection has ended, and all is heard that was said before."""
@@ -230,10 +257,14 @@ class CoordinatorConnection:
             for piece in encode(message, self._session):
                 self._connection.sendall(piece)
         except OSError:
-            with contextlib.suppress(OSError):  # whoever listens hears what has come, and then the end
-                self._connection.shutdown(socket.SHUT_RDWR)
+            self._give_up()
             return False
         return not self._has_ended
+
+    def _give_up(self) -> None:
+        """End the connection; whoever listens hears what has come, and then the end."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def hear(self, timeout: float) -> Message | None:
         """Return the next message, None where none comes within `timeout` seconds."""
@@ -250,8 +281,9 @@ class CoordinatorConnection:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
+        self._give_up()
+        if self._pulse is not None:
+            self._pulse.close()
         self._listening.join()
         self._connection.close()
         descriptors.forget(self)
@@ -259,7 +291,7 @@ class CoordinatorConnection:
     def filenos(self) -> list[int]:
         """Return the descriptors that no forked process may keep."""
         fd = self._connection.fileno()
-        return [fd] if fd >= 0 else []
+        return [fd] if fd >= 0 else []  # the pulse says its own
 
     def _listen(self) -> None:
         try:

@@ -94,6 +94,7 @@ class Meeting:
         key, proven = self.trust.derive_key(TOKEN), self.trust.is_proven
         connection = CoordinatorConnection(*self.where, key, PATIENCE_S, proven=proven)
         self.stack.callback(connection.close)
+        connection.start_pulse(*self.where, key, PATIENCE_S)
         connection.say(Message("node", (node(rank), 0, rank == 0)))
         return connection
 
@@ -204,7 +205,7 @@ def test_silent_connections_keep_no_node_out(meeting: Meeting) -> None:
         for _ in range(50):
             stack.enter_context(socket.create_connection(meeting.where))
         hear(host, "present")
-        assert len(meeting.coordinator._guests) <= coordinator_module._MAX_GUESTS + 2
+        assert len(meeting.coordinator._guests) <= coordinator_module._MAX_GUESTS + 2 * 2
         meeting.come(1)
         hear(host, "roster")
 
@@ -221,6 +222,8 @@ def test_nodes_of_a_run_are_no_guests(meeting: Meeting, monkeypatch: pytest.Monk
         for each in nodes:
             each.say(Message("outcome", NodeOutcome(node=node(nodes.index(each)), kind="done")))
         assert [hear(each, "verdict") for each in nodes] == [None, None]
+        for each in nodes:
+            assert each._pulse is not None and each._pulse._waiting.is_alive(), "it stays, too"
 
 
 def let_time_pass(coordinator: Coordinator, seconds: float) -> None:
