@@ -105,20 +105,11 @@ def run_if(condition: Callable[[], bool], function: Callable[..., Any] | None) -
     return run
 
 
-def should_stop(runtime: Runtime) -> bool:
+def should_stop() -> bool:
     """Return whether the notebook asked the run to stop; all ranks get True at the same call.
 
-    It costs nothing, but where each node has a launcher of its own: there it is a collective. Without a notebook it is
+    It costs nothing, and is no collective: the launchers of all nodes agree on the question. Without a notebook it is
     always False.
-
-    Args:
-        runtime: of this process.
     """
     reporter = process.reporter()
-    if reporter is None:
-        return False
-    told = reporter.should_stop()
-    if runtime.topology.num_nodes == 1 or reporter.stops_all_nodes:
-        return told
-    flag = torch.tensor(int(told), device=runtime.device)
-    return bool(runtime.comm.all_reduce(flag, "max"))
+    return reporter is not None and reporter.should_stop()

@@ -98,11 +98,10 @@ class ProcessPart(Shared):
     def should_stop(self) -> bool:
         """Whether the notebook asked the run to stop, see `Run.stop`: then save and return.
 
-        All ranks must read it equally often, once a step for example. They get True at the same reading. It costs
-        nothing, but where each node has a notebook or launcher of its own: there it is a collective. Without a notebook
-        it is always False.
+        All ranks should read it equally often, once a step for example: they get True at the same reading. It costs
+        nothing, and no rank waits for the readings of others. Without a notebook it is always False.
         """
-        return processes.should_stop(self._runtime)
+        return processes.should_stop()
 
     def wait_for_everyone(self) -> None:
         """Return when every process has called it."""

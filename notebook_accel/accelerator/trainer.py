@@ -76,8 +76,7 @@ def make_callback(base: type) -> type:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Ask whether to stop. What is due at this step, such as an evaluation, is still done."""
-            current = runtime.current()
-            if current is not None and processes.should_stop(current):
+            if runtime.current() is not None and processes.should_stop():
                 self._is_stopping = control.should_save = control.should_training_stop = True
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -210,6 +210,35 @@ def test_a_stop_of_one_node_lets_all_return(nodes: Nodes) -> None:
     assert ends[0][0] == ends[1][0] != "6000" and ends[1][1] == "stopped"
 
 
+def test_ranks_that_ask_unequally_often(nodes: Nodes) -> None:
+    """Nobody waits for the questions of others: where nobody stops the run, and where one does."""
+    code = """
+        from notebook_accel import Accelerator
+        def train(is_endless):
+            accelerator, steps = Accelerator(cpu=True), 0
+            total()
+            while not accelerator.should_stop and (is_endless or steps < 20):
+                steps += 1
+                for _ in range(3 * accelerator.process_index):
+                    assert accelerator.should_stop in (is_endless, False)
+                if not is_endless:
+                    assert total() == 2
+                time.sleep(0.01)
+                print("step", flush=True) if steps == 1 else None
+            return steps
+        print(launch(train, args=(False,), returns="all"))
+        run = launch(train, args=(True,), block=False, returns="all")
+        while "step" not in run.lines():
+            time.sleep(0.01)
+        if node:
+            run.stop()
+        print(len(run.result()), run.status)
+    """
+    first, second = (cell.ok().lines for cell in nodes.run(code))
+    assert "[20]" in first and "[20]" in second
+    assert first[-1] == "1 done" and second[-1] == "1 stopped"
+
+
 def test_nodes_that_come_and_go_find_each_other(nodes: Nodes, tmp_path: Path) -> None:
     """One that is made otherwise is turned away. The next launch follows at once; its failure is the same on both."""
     code = """

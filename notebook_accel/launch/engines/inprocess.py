@@ -70,8 +70,6 @@ class CellReporter:
         control: says whether somebody asked the run to stop.
     """
 
-    stops_all_nodes = True
-
     def __init__(self, deliver: Deliver, control: Control) -> None:
         self._deliver = deliver
         self._control = control

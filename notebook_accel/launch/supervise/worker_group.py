@@ -20,7 +20,7 @@ from ..transfer import failures
 from .control import Control
 from .delivery import Deliver, Delivery
 from .hang_watch import HangWatch
-from .stop_agreement import StopAgreement
+from .stop_agreement import ShareStop, StopAgreement, share_with_nobody
 
 GroupState = Literal["running", "done", "failed", "stopped", "hung"]
 """How an attempt stands; `stopped` and `hung` say that its workers have to be ended."""
@@ -48,6 +48,7 @@ class Attempt:
             times a second, with no events where none came.
         control: says when the run is to stop.
         number: how often the workers were started before.
+        share_stop: exchanges with the launchers of other nodes how a stop of the run stands.
     """
 
     job: Job
@@ -55,6 +56,7 @@ class Attempt:
     deliver: Deliver
     control: Control
     number: int = 0
+    share_stop: ShareStop = share_with_nobody
 
 
 @dataclass(kw_only=True)
@@ -108,7 +110,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self._members: list[MemberT] = []
         self._by_rank: dict[int, MemberT] = {}  # some of the members, see `_member`
         self._next_look = 0.0  # for a hang, by the monotonic clock
-        self._agreement = StopAgreement(self.tell, attempt.record, attempt.control)
+        self._agreement = StopAgreement(self.tell, attempt.record, attempt.control, attempt.share_stop)
         self.stopped_ranks: set[int] = set()
         self.hang_watch = HangWatch(
             attempt.job.hang_timeout, self.tell, attempt.deliver, self.send_signal, self.find_state

@@ -66,7 +66,6 @@ class WorkerSpec:
         random_states: the notebook's, set before the function is called.
         sources: lines of the notebook's cells, by the file name under which they were compiled.
         serve: what the worker does instead of calling a function once: it serves calls until it is told to leave.
-        stops_all_nodes: whether the launcher that starts the process has the ranks of all nodes.
         leaves_last: whether the process holds the store where all ranks meet: then it waits until the others have left.
         setup: called before the function, when all workers are started.
     """
@@ -88,7 +87,6 @@ class WorkerSpec:
     random_states: RandomStates
     sources: Mapping[str, list[str]]
     serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
-    stops_all_nodes: bool = False
     leaves_last: bool = False
     setup: Callable[[], None] | None = None
 
@@ -152,7 +150,7 @@ def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
     try:
         _prepare_for_function(spec, output)
         stop_point = StopPoint()
-        reporter = WorkerReporter(emitter, output.flush, stop_point, stops_all_nodes=spec.stops_all_nodes)
+        reporter = WorkerReporter(emitter, output.flush, stop_point)
         runtime.set_reporter(reporter)
         if spec.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up

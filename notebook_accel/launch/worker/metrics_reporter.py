@@ -16,7 +16,6 @@ class WorkerReporter:
         emitter: sends events.
         flush: returns when the notebook has this worker's output, or after a moment.
         stop_point: knows where the ranks are to stop.
-        stops_all_nodes: whether one launcher has the ranks of all nodes.
     """
 
     def __init__(
@@ -24,10 +23,7 @@ class WorkerReporter:
         emitter: Emitter,
         flush: Callable[[], None],
         stop_point: StopPoint,
-        *,
-        stops_all_nodes: bool = False,
     ) -> None:
-        self.stops_all_nodes = stops_all_nodes
         self._emitter = emitter
         self._flush = flush
         self._stop_point = stop_point

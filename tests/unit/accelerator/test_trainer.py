@@ -18,8 +18,6 @@ from notebook_accel.takeover import finder
 class Reporter:
     """Keeps what it gets, and stops from a question on."""
 
-    stops_all_nodes = True
-
     def __init__(self, last: int = 10**6) -> None:
         self.got: list[tuple[dict[str, float], int | None]] = []
         self._questions, self._last = 0, last

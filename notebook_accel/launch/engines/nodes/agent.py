@@ -155,7 +155,7 @@ class _Agent(SimpleElasticAgent):
             for worker in worker_group.workers
         }
         self._group = script_group.choose(self._job, self._setup)(
-            replace(self._attempt, number=self._handler.attempt),
+            replace(self._attempt, number=self._handler.attempt, share_stop=self._handler.share_stop),
             payload=self._payload,
             environments=environments,
             parent_state=self._parent_state,

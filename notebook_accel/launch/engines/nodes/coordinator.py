@@ -19,6 +19,7 @@ from ....trust import proof
 from ....trust.plain import MalformedError
 from ....trust.proof import Challenge, Session
 from ... import descriptors
+from ...supervise.stop_agreement import Questions
 from . import messages, node_info, pulse
 from .messages import Limit, Message
 from .node_info import NodeInfo, Roster
@@ -46,6 +47,7 @@ class _Peer:
         attempt: the attempt that it is ready for.
         is_host: whether it holds the store.
         outcome: how its part ended, None before that.
+        questions: of its ranks of this attempt, None before all are held.
         has_left: whether it has said that it leaves.
         name: the name by which its pulse knows it, empty where it has none.
         pulse_of: of a silent connection, the name of the node that it belongs to; empty for other ones.
@@ -58,6 +60,7 @@ class _Peer:
     attempt: int = -1
     is_host: bool = False
     outcome: NodeOutcome | None = None
+    questions: Questions | None = None
     has_left: bool = False
     name: str = ""
     pulse_of: str = ""
@@ -273,7 +276,10 @@ class Coordinator:
             return
         elif message.kind == "value":
             self._value, self._value_from = message, peer
-        elif message.kind in ("news", "ask"):
+        elif message.kind == "held":
+            peer.questions = message.value
+            self._consider_stop()
+        elif message.kind in ("news", "ask", "stop"):
             for other in self._members:
                 if other is not peer:
                     other.tell(message)
@@ -346,7 +352,7 @@ class Coordinator:
         nodes = []
         for rank, member in enumerate(self._members):
             assert member.node is not None
-            member.node = replace(member.node, node_rank=rank)
+            member.node, member.questions = replace(member.node, node_rank=rank), None
             nodes.append(member.node)
         host = next(rank for rank, member in enumerate(self._members) if member.is_host)
         addresses = [member.address for member in self._members]
@@ -356,10 +362,20 @@ class Coordinator:
 
     # -- ending
 
+    def _consider_stop(self) -> None:
+        """Say at which question the ranks stop, once those of all nodes that have not ended are held."""
+        running = [member for member in self._members if member.outcome is None]
+        held = [member.questions for member in running if member.questions is not None]
+        if held and len(held) == len(running):
+            questions = Questions(min(each.least for each in held), max(each.most for each in held))
+            for member in running:
+                member.tell(Message("agreed", questions))
+
     def _take_outcome(self, peer: _Peer, outcome: NodeOutcome) -> None:
         if peer in self._members:
             peer.outcome = outcome
             self._outcomes.append(outcome)
+            self._consider_stop()
         elif peer.is_host and not self._members:
             others = [other for other in self._peers if other is not peer]
             self._refuse(others, f"{outcome.text or outcome.node.name}, which holds the run together")

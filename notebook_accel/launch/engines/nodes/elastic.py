@@ -28,6 +28,7 @@ from ....trust.plain import MalformedError
 from ...checks import addresses
 from ...checks.addresses import find_listen_problem
 from ...job import Job
+from ...supervise.stop_agreement import Questions
 from ..base import Outcome
 from . import outcomes, stores
 from .dynamic import Backend, DynamicRendezvous
@@ -46,6 +47,8 @@ _NODE = "notebook_accel elastic/node"
 _TURNED_AWAY = "notebook_accel elastic/turned away"
 _OUTCOME = "notebook_accel elastic/outcome"
 _MOST_TURNED_AWAY = 32  # that the cell is told of
+_STOP = "stop"
+_SHARE_SECONDS = 0.25  # between two looks at what other nodes share
 _LAST_SECONDS = 5.0
 _LAST_CALL_SECONDS = 2.0  # torch looks for news once a second: nodes of the last round must be able to come
 _ROUND_SECONDS = 3.0  # torch needs them after the last call, to see that nodes are enough
@@ -87,6 +90,8 @@ class ElasticNodes(NodeRendezvous):
         self._num_nodes = 0
         self._before = 0
         self._num_turned_away = 0
+        self._stop: tuple[bool, Questions | None] = (False, None)
+        self._next_stop_look = 0.0
         self._is_closing = False
 
     def get_backend(self) -> str:
@@ -110,6 +115,7 @@ class ElasticNodes(NodeRendezvous):
                 assert self._meeting is not None
                 self.attempt = self._meeting.round
                 self._round, self._place_in_round, self._num_nodes = found.store, found.rank, found.world_size
+                self._stop, self._next_stop_look = (False, None), 0.0
                 where = self._assign_ranks(found)
                 if where is not None:
                     return where
@@ -291,6 +297,36 @@ class ElasticNodes(NodeRendezvous):
         gone = set(range(self._num_nodes)) - present
         ended = self._list_ended()
         return int(bool(gone - ended) or (waiting > 0 and not ended))
+
+    def share_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
+        now = time.monotonic()
+        if self._stop[1] is None and now >= self._next_stop_look:
+            self._next_stop_look = now + _SHARE_SECONDS
+            try:
+                self._stop = self._look_for_stop(asks, own)
+            except DistError as error:
+                raise self._make_host_error(error) from None
+            except MalformedError:
+                pass  # a stranger wrote it: the node that asks ends the wait
+        return self._stop
+
+    def _look_for_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
+        """Tell in the store of the round how a stop stands here, and read how it stands on the other nodes."""
+        assert self._round is not None
+        if asks:
+            self._round.set(_STOP, "")
+        elif not self._round.check([_STOP]):
+            return False, None
+        if own is None:
+            return True, None
+        self._write(self._round, f"held {self._place_in_round}", Questions, own)
+        ended = self._list_ended()  # before the questions: a node that has ended writes none any more
+        names = [f"held {place}" for place in range(self._num_nodes)]
+        there = [place for place, name in enumerate(names) if self._round.check([name])]
+        if set(range(self._num_nodes)) - ended - set(there):
+            return True, None
+        held = [self._read(self._round, names[place], Questions) for place in there]
+        return True, Questions(min(each.least for each in held), max(each.most for each in held))
 
     def wait_for_change(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

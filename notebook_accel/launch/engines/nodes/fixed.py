@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -20,6 +21,7 @@ from ....trust.plain import MalformedError
 from ...checks import addresses
 from ...job import Job
 from ...supervise.control import StopAsked
+from ...supervise.stop_agreement import Questions
 from ...transfer import failures
 from ...transfer.plain_values import pack_plain, unpack_plain
 from ...transfer.unpicklable import unpack_value
@@ -43,6 +45,21 @@ _VERDICT_SECONDS: Final = 10.0
 _LEAVE_SECONDS: Final = 5.0
 _HEARD_SECONDS: Final = 10.0  # in which a thread of this process reads what another one has said
 _STOP_SECONDS: Final = 30.0
+
+
+@dataclass
+class _Stop:
+    """How a stop of this attempt stands.
+
+    Attributes:
+        is_asked: whether a node asks for it.
+        is_held: whether the others know the questions of the ranks here.
+        questions: of the ranks of all nodes, None before all are held.
+    """
+
+    is_asked: bool = False
+    is_held: bool = False
+    questions: Questions | None = None
 
 
 class FixedNodes(NodeRendezvous):
@@ -76,6 +93,7 @@ class FixedNodes(NodeRendezvous):
         self._stop_asked_at: float | None = None
         self._news_sent = self._news_heard = 0.0
         self._has_asked = self._others_ask = False
+        self._stop = _Stop()
 
     def get_backend(self) -> str:
         return "nodes"
@@ -96,7 +114,7 @@ class FixedNodes(NodeRendezvous):
         if self.attempt and self._coordinator is not None and not hasattr(self._store, "list_keys"):
             raise LaunchError("workers on several nodes can only start again with a newer torch")
         self._roster = roster = self._wait_for_all(wait)
-        self._others_ask = False  # that was about workers of the last attempt
+        self._others_ask, self._stop = False, _Stop()  # that was about workers of the last attempt
         if wait.is_reported:
             self.tell(f"all {self._place.num_nodes} nodes are there, after {wait.waited:.0f} s")
         others = [address for rank, address in enumerate(roster.addresses) if rank != roster.node_rank]
@@ -300,6 +318,10 @@ class FixedNodes(NodeRendezvous):
             self._news_heard = time.monotonic()
         elif message.kind == "ask":
             self._others_ask = True
+        elif message.kind == "stop":
+            self._stop.is_asked = True
+        elif message.kind == "agreed":
+            self._stop.questions = message.value
 
     def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
         self.num_nodes_waiting()  # takes what the others said
@@ -313,6 +335,18 @@ class FixedNodes(NodeRendezvous):
             self._connection.say(Message("news"))
         others_ask, self._others_ask = self._others_ask, False
         return self._news_heard, others_ask
+
+    def share_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
+        self.num_nodes_waiting()  # takes what the others said
+        assert self._connection is not None
+        stop = self._stop
+        if asks and not stop.is_asked:
+            stop.is_asked = True
+            self._connection.say(Message("stop"))
+        if own is not None and not stop.is_held:
+            stop.is_held = True
+            self._connection.say(Message("held", own))
+        return stop.is_asked, stop.questions
 
     # -- ending
 

@@ -22,6 +22,7 @@ from ....trust import connecting, plain
 from ....trust.plain import MalformedError
 from ....trust.proof import REPLY_BYTES, Session
 from ... import descriptors
+from ...supervise.stop_agreement import Questions
 from .node_info import NodeInfo, Roster
 from .outcomes import NodeOutcome
 from .pulse import Pulse, set_keep_alive
@@ -41,18 +42,21 @@ MessageKind = Literal[
     "node",  # I am here: (NodeInfo, attempt, whether I hold the store)
     "outcome",  # my part has ended: NodeOutcome
     "bye",  # I leave, and want nothing more
+    "held",  # my ranks are held: Questions
     "name",  # I am the node of this name, which nobody else has
     "pulse",  # this connection is silent from now on: without answers the node of this name is cut off; see `pulse`
     # from a node, passed on to all others
     "value",  # what rank 0 returned: time of the result, why it cannot travel, or empty; and the value as parts
     "news",  # something was heard of my ranks
     "ask",  # my ranks are silent, and I ask them where they are
+    "stop",  # the ranks are to stop at one question: I hold mine
     # from the coordinator
     "present",  # these nodes are here, others are not: list of NodeInfo
     "roster",  # all are here: Roster
     "refused",  # you cannot take part: why
     "over",  # the run has ended
     "again",  # another node starts its workers again: number of the attempt
+    "agreed",  # the ranks of all nodes are held: Questions
     "trouble",  # another node failed
     "verdict",  # why the run ended: NodeOutcome, or None for well
 ]
@@ -67,11 +71,14 @@ _TYPES: Final[Mapping[MessageKind, Any]] = {
     "value": tuple[float, str],
     "news": None,
     "ask": None,
+    "stop": None,
+    "held": Questions,
     "present": list[NodeInfo],
     "roster": Roster,
     "refused": str,
     "over": None,
     "again": int,
+    "agreed": Questions,
     "trouble": None,
     "verdict": NodeOutcome | None,
 }

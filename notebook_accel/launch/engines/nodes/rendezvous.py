@@ -12,6 +12,7 @@ from torch.distributed.elastic.rendezvous import RendezvousHandler
 from ....errors import LaunchError
 from ....stream.record import RunRecord
 from ...job import Rendezvous
+from ...supervise.stop_agreement import Questions
 from ..base import Outcome
 
 OTHERS_START_AGAIN = "another node starts its workers again"
@@ -148,6 +149,10 @@ class NodeRendezvous(RendezvousHandler):
             has begun to ask its ranks since the last call.
         """
         return 0.0, False
+
+    @abstractmethod
+    def share_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
+        """Exchange with other nodes how a stop of the run stands; see `ShareStop`."""
 
     @abstractmethod
     def conclude(self, run_workers: Callable[[], Outcome], record: RunRecord) -> Outcome:
