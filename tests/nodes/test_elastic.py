@@ -104,6 +104,71 @@ def test_workers_that_ended_well_start_again_for_another_node(kernels: list[Kern
     assert sorted(ends) == ["[(0, 1), (1, 1)] 1", "[(2, 1), (3, 1)] 1"]
 
 
+def test_a_hang_is_one_of_all_nodes(kernels: list[Kernel], place: str) -> None:
+    """While a rank of one node prints, those of the other wait longer than the limit; then all are shown on both."""
+    code = f"""
+    from unittest import mock
+    from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
+    from notebook_accel.launch.supervise import hang_watch
+    def hangs():
+        dist.init_process_group("gloo")
+        dist.barrier()
+        if dist.get_rank() == 3:
+            for _ in range(56):
+                time.sleep(0.4)
+                print("works", flush=True)
+            time.sleep(600)
+        dist.barrier()
+    patient = [mock.patch.object(hang_watch, "_ANSWER_SECONDS", 60.0),
+               mock.patch.object(ElasticNodes, "seconds_to_tell", 60.0)]  # a busy machine answers late
+    for each in patient:
+        each.start()
+    place = dict(num_nodes="2:2", {place}, rdzv_conf={{"keep_alive_interval": 10}})  # no node is lost
+    run = notebook_launcher(hangs, num_processes=2, hang_timeout=20, on_hang="raise", block=False, **place)
+    """
+    for node in kernels:
+        node.run(code).ok()
+    ends = [
+        node.run(
+            "run.wait()\nfor each in patient: each.stop()\nprint(run.lines().count('works'))\nrun.result()"
+        )
+        for node in kernels
+    ]
+    assert sorted(end.lines[-1] for end in ends) == ["0", "56"]
+    for end in ends:
+        kind, text = end.error or ("", end.stdout)
+        assert kind == "HangError" and "in barrier" in text and "time.sleep(600)" in text, text
+        assert "node 0 (" in text and "node 1 (" in text
+        assert all(f"rank {rank}" in text for rank in range(4)), text
+
+
+def test_a_stop_of_one_node_lets_all_return(kernels: list[Kernel], place: str) -> None:
+    """Each rank asks as it likes meanwhile, and reads the same answer at the same question."""
+    code = f"""
+    from notebook_accel import Accelerator
+    def asks():
+        accelerator, questions = Accelerator(cpu=True), 1
+        accelerator.wait_for_everyone()
+        print("asks", flush=True)
+        while not accelerator.should_stop:
+            questions += 1
+            time.sleep(0.01 * (1 + accelerator.process_index % 2))
+        return questions
+    place = dict(num_nodes="2:2", {place}, rdzv_conf={{"keep_alive_interval": 10}})  # no node is lost
+    run = notebook_launcher(asks, num_processes=2, returns="all", block=False, **place)
+    """
+    for node in kernels:
+        node.run(code).ok()
+    wait = "while run.lines().count('asks') < 2:\n    time.sleep(0.01)\n"
+    for node in kernels:
+        node.run(wait).ok()
+    stopped = kernels[1].run("run.stop(); print(run.result(), run.status)").ok().lines[-1]
+    other = kernels[0].run("print(run.result(), run.status)").ok().lines[-1]
+    (values, status), (others, ended) = (line.rsplit(" ", 1) for line in (stopped, other))
+    assert (status, ended) == ("stopped", "done") and values == others
+    assert len(set(values.strip("[]").split(", "))) == 1
+
+
 def test_nodes_join_and_are_lost(kernels: list[Kernel], place: str, tmp_path: Path) -> None:
     """Joined while it runs; then a worker is killed, and then a whole kernel."""
     first, second = kernels

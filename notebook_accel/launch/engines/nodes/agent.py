@@ -247,7 +247,7 @@ class _Agent(SimpleElasticAgent):
         """Give other nodes time to report where their ranks hang: these fail as soon as the ranks of this node end."""
         assert self._group is not None
         deadline = time.monotonic() + self._handler.seconds_to_tell
-        while time.monotonic() < deadline:
+        while not self._handler.share_hang(self._group.hang) and time.monotonic() < deadline:
             self._group.poll(_LOOK_SECONDS)
 
     def _is_failure_of_other_node(self) -> bool:

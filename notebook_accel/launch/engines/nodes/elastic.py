@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -36,6 +37,7 @@ from .messages import MEMBER_LIMIT
 from .node_info import NodeInfo, describe_node, find_disagreements
 from .outcomes import NodeOutcome
 from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, read_join_seconds
+from .round_news import RoundNews
 
 _Place = tuple[
     bool, int, int, str
@@ -47,9 +49,8 @@ _NODE = "notebook_accel elastic/node"
 _TURNED_AWAY = "notebook_accel elastic/turned away"
 _OUTCOME = "notebook_accel elastic/outcome"
 _MOST_TURNED_AWAY = 32  # that the cell is told of
-_STOP = "stop"
-_SHARE_SECONDS = 0.25  # between two looks at what other nodes share
 _LAST_SECONDS = 5.0
+_HANG_SECONDS = 7.0  # at most: a rank that cannot answer is waited for five
 _LAST_CALL_SECONDS = 2.0  # torch looks for news once a second: nodes of the last round must be able to come
 _ROUND_SECONDS = 3.0  # torch needs them after the last call, to see that nodes are enough
 _BEAT_SECONDS = 2.0
@@ -65,6 +66,8 @@ class ElasticNodes(NodeRendezvous):
     Args:
         job: what this node is to run.
     """
+
+    seconds_to_tell = _HANG_SECONDS
 
     def __init__(self, job: Job) -> None:
         place = job.rendezvous
@@ -90,8 +93,7 @@ class ElasticNodes(NodeRendezvous):
         self._num_nodes = 0
         self._before = 0
         self._num_turned_away = 0
-        self._stop: tuple[bool, Questions | None] = (False, None)
-        self._next_stop_look = 0.0
+        self._news: RoundNews | None = None
         self._is_closing = False
 
     def get_backend(self) -> str:
@@ -115,7 +117,7 @@ class ElasticNodes(NodeRendezvous):
                 assert self._meeting is not None
                 self.attempt = self._meeting.round
                 self._round, self._place_in_round, self._num_nodes = found.store, found.rank, found.world_size
-                self._stop, self._next_stop_look = (False, None), 0.0
+                self._news = self._make_news(found)
                 where = self._assign_ranks(found)
                 if where is not None:
                     return where
@@ -275,6 +277,16 @@ class ElasticNodes(NodeRendezvous):
         where = RendezvousStoreInfo(master_addr=self._host, master_port=port)
         return RendezvousInfo(store, rank, count, where)
 
+    def _make_news(self, found: RendezvousInfo) -> RoundNews:
+        return RoundNews(
+            found.store,
+            found.rank,
+            found.world_size,
+            functools.partial(self._write, found.store),
+            functools.partial(self._read, found.store),
+            self._list_ended,
+        )
+
     def _wait_for(self, keys: list[str]) -> bool:
         assert self._round is not None
         wait = PeerWait(self._seconds, "this node", self.tell, self.check)
@@ -299,34 +311,29 @@ class ElasticNodes(NodeRendezvous):
         return int(bool(gone - ended) or (waiting > 0 and not ended))
 
     def share_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
-        now = time.monotonic()
-        if self._stop[1] is None and now >= self._next_stop_look:
-            self._next_stop_look = now + _SHARE_SECONDS
-            try:
-                self._stop = self._look_for_stop(asks, own)
-            except DistError as error:
-                raise self._make_host_error(error) from None
-            except MalformedError:
-                pass  # a stranger wrote it: the node that asks ends the wait
-        return self._stop
+        with self._name_lost_host():
+            return self._get_news().share_stop(asks, own)
 
-    def _look_for_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
-        """Tell in the store of the round how a stop stands here, and read how it stands on the other nodes."""
-        assert self._round is not None
-        if asks:
-            self._round.set(_STOP, "")
-        elif not self._round.check([_STOP]):
-            return False, None
-        if own is None:
-            return True, None
-        self._write(self._round, f"held {self._place_in_round}", Questions, own)
-        ended = self._list_ended()  # before the questions: a node that has ended writes none any more
-        names = [f"held {place}" for place in range(self._num_nodes)]
-        there = [place for place, name in enumerate(names) if self._round.check([name])]
-        if set(range(self._num_nodes)) - ended - set(there):
-            return True, None
-        held = [self._read(self._round, names[place], Questions) for place in there]
-        return True, Questions(min(each.least for each in held), max(each.most for each in held))
+    def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
+        with self._name_lost_host():
+            return self._get_news().share_news(news, ask=ask, every=every)
+
+    def share_hang(self, report: str) -> bool:
+        try:
+            return self._get_news().share_hang(f"{self._node.name}: {report}")
+        except DistError:  # the node that held the store has told all that it knows, and left
+            return True
+
+    def _get_news(self) -> RoundNews:
+        assert self._news is not None
+        return self._news
+
+    @contextlib.contextmanager
+    def _name_lost_host(self) -> Iterator[None]:
+        try:
+            yield
+        except DistError as error:
+            raise self._make_host_error(error) from None
 
     def wait_for_change(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -341,18 +348,14 @@ class ElasticNodes(NodeRendezvous):
 
     def finish_attempt(self) -> bool:
         assert self._round is not None
-        try:
+        with self._name_lost_host():
             self._round.set(f"ended {self._place_in_round}", "")
             return len(self._list_ended()) == self._num_nodes
-        except DistError as error:
-            raise self._make_host_error(error) from None
 
     def _list_ended(self) -> set[int]:
         assert self._round is not None
-        try:
+        with self._name_lost_host():
             return {rank for rank in range(self._num_nodes) if self._round.check([f"ended {rank}"])}
-        except DistError as error:
-            raise self._make_host_error(error) from None
 
     def _look(self) -> tuple[set[int], int, bool]:
         assert self._meeting is not None
@@ -409,12 +412,15 @@ class ElasticNodes(NodeRendezvous):
         if outcome.was_stopped:
             return outcome  # the others go on
         own = outcomes.summarize(outcome, self._node, is_complete=True)
+        if own.hang and self._news is not None:
+            own = replace(own, hang=self._news.hang or own.hang)
         if own.kind != "done":
             cause = self._read_outcome()
             if cause is not None and (own.follows or not outcome.failures):
                 outcome = outcomes.blame(cause, outcome)
             elif cause is None:
                 self._write_outcome(own)
+                outcome = replace(outcome, hang=own.hang)
         self.set_closed()
         return outcome
 
@@ -469,7 +475,7 @@ class ElasticNodes(NodeRendezvous):
         except RendezvousError:
             return False
         finally:
-            self._store = self._workers_store = self._round = None
+            self._store = self._workers_store = self._round = self._news = None
         return True
 
 

@@ -150,6 +150,14 @@ class NodeRendezvous(RendezvousHandler):
         """
         return 0.0, False
 
+    def share_hang(self, report: str) -> bool:
+        """Tell other nodes where the ranks of this node hang; return whether all have told it.
+
+        Args:
+            report: the hang's.
+        """
+        return False
+
     @abstractmethod
     def share_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
         """Exchange with other nodes how a stop of the run stands; see `ShareStop`."""

@@ -7,7 +7,7 @@ import pytest
 from notebook_accel.events import Held, HoldOrder, Order, StopOrder
 from notebook_accel.launch.supervise import stop_agreement
 from notebook_accel.launch.supervise.control import Control
-from notebook_accel.launch.supervise.stop_agreement import StopAgreement
+from notebook_accel.launch.supervise.stop_agreement import Questions, StopAgreement
 from notebook_accel.stream.record import RunRecord
 from tests.unit.clock import Clock
 
@@ -93,3 +93,51 @@ def test_a_shorter_grace_counts(ranks: Ranks) -> None:
     assert not ranks.is_due(2.0)
     ranks.control.stop(0.0)
     assert ranks.is_due(0.1)
+
+
+class Others:
+    """The launchers of other nodes: what they were told, and what they say."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[bool, Questions | None]] = []
+        self.says: tuple[bool, Questions | None] = (False, None)
+
+    def share(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
+        self.told.append((asks, own))
+        return asks or self.says[0], self.says[1]
+
+
+@pytest.fixture
+def others(ranks: Ranks) -> Others:
+    made = Others()
+    ranks.agreement = StopAgreement(ranks.told.append, ranks.record, ranks.control, made.share)
+    return made
+
+
+def test_a_stop_of_another_node_holds_the_ranks_here_and_ends_none(ranks: Ranks, others: Others) -> None:
+    assert not ranks.is_due() and not ranks.told
+    others.says = (True, None)
+    assert not ranks.is_due(1000.0) and [type(order) for order in ranks.told] == [HoldOrder] * 2
+    ranks.hold(0, 7)
+    assert not ranks.is_due() and others.told[-1] == (False, None)
+    ranks.hold(1, 0)
+    assert not ranks.is_due() and others.told[-1] == (False, Questions(0, 7))
+    others.says = (True, Questions(0, 9))
+    assert not ranks.is_due(1000.0), "the node that asks ends the run"
+    orders = [order for order in ranks.told if isinstance(order, StopOrder)]
+    assert [(order.rank, order.question) for order in orders] == [(0, 10), (1, 10)]
+
+
+@pytest.mark.parametrize(("least", "is_due"), [(5, False), (0, True)])
+def test_the_node_that_asks_counts_the_questions_of_all(
+    ranks: Ranks, others: Others, least: int, is_due: bool
+) -> None:
+    ranks.control.stop(GRACE)
+    assert not ranks.is_due() and others.told[-1] == (True, None)
+    ranks.hold(0, 7)
+    ranks.hold(1, 5)
+    assert not ranks.is_due(9.0), "ranks of others may stand still"
+    others.says = (True, Questions(least, 8))
+    assert ranks.is_due() == is_due
+    assert ranks.told[-1] == StopOrder(rank=1, time=ranks.told[-1].time, question=9)
+    assert ranks.is_due(GRACE)

@@ -19,6 +19,7 @@ from notebook_accel.launch.engines.nodes.coordinator import Coordinator
 from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message, MessageKind
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo, find_disagreements
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
+from notebook_accel.launch.supervise.stop_agreement import Questions
 from notebook_accel.trust import proof
 from tests.unit.clock import PATIENCE_S, wait_until
 
@@ -84,6 +85,25 @@ def test_a_node_that_was_stopped_before_all_were_there_may_come_again(meeting: M
     assert [hear(connection, "verdict") for connection in connections] == [None] * 3
     late = meeting.come(1)
     hear(late, "over")
+
+
+def test_the_ranks_of_all_nodes_stop_at_one_question(meeting: Meeting) -> None:
+    """Those of a node that has ended do not count."""
+    nodes = [meeting.come(rank) for rank in range(3)]
+    for each in nodes:
+        hear(each, "roster")
+    nodes[1].say(Message("stop"))
+    for each in (nodes[0], nodes[2]):
+        hear(each, "stop")
+    nodes[1].say(Message("held", Questions(3, 4)))
+    nodes[2].say(Message("held", Questions(2, 9)))
+    nodes[0].say(Message("outcome", NodeOutcome(node=node(0), kind="done")))
+    assert [hear(each, "agreed") for each in nodes[1:]] == [Questions(2, 9)] * 2
+    for each in nodes:
+        each.say(Message("node", (node(nodes.index(each)), 1, each is nodes[0])))
+    for each in nodes:
+        hear(each, "roster")
+    assert not any(peer.questions for peer in meeting.coordinator._members), "those were other workers"
 
 
 def test_a_host_that_is_stopped_tells_those_who_wait(meeting: Meeting) -> None:
