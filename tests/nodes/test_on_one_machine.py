@@ -112,6 +112,60 @@ print(launch(train, max_restarts=1))
     assert "another node starts its workers again" in outputs[0]
 
 
+LOSES = """
+def train():
+    count = total()
+    print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        time.sleep(3600)  # nothing tells these ranks but the loss of the other node
+    return count
+try:
+    print(launch(train, max_restarts=RESTARTS, rdzv_conf={"join_timeout": 100}))
+except Exception as error:
+    print(type(error).__name__, error, flush=True)
+"""
+
+
+@pytest.mark.parametrize("backend", ["static", "c10d"])
+def test_a_node_that_died_is_waited_for_and_may_come_back(start: Start, backend: str) -> None:
+    cell = LOSES.replace("RESTARTS", "1")
+    host, doomed = start(0, cell, backend), start(1, cell, backend)
+    _wait_for_line(host, "[0] attempt 0")
+    _wait_for_line(doomed, "attempt 0")
+    doomed.kill()
+    _wait_for_line(
+        host, "is gone without a word: its kernel has ended, or it is cut off the network; waiting"
+    )
+    again = start(1, cell, backend)
+    outputs = _outputs([host, again])
+    assert [output.splitlines()[-1] for output in outputs] == ["[4, 4]", "[4, 4]"], outputs
+    assert "attempt 1" in outputs[1] and "attempt 0" not in outputs[1]
+
+
+def test_a_node_that_does_not_come_back_ends_the_run(start: Start) -> None:
+    """The second loss is one more than `max_restarts` allows; where it allows one, the wait has an end."""
+    cell = LOSES.replace("RESTARTS", "0")
+    host, doomed = start(0, cell), start(1, cell)
+    _wait_for_line(doomed, "attempt 0")
+    doomed.kill()
+    (output,) = _outputs([host])
+    assert output.splitlines()[-1].startswith("WorkerError node 1 (") and "is gone" in output, output
+    cell = LOSES.replace("RESTARTS", "1").replace("100", "20")
+    host, doomed = start(0, cell), start(1, cell)
+    _wait_for_line(doomed, "attempt 0")
+    doomed.kill()
+    (output,) = _outputs([host])
+    assert output.splitlines()[-1].startswith("LaunchError node 0 of 2 waited 20 s for node 1"), output
+
+
+def _wait_for_line(node: subprocess.Popen[str], text: str) -> None:
+    assert node.stdout is not None
+    seen = []
+    while text not in (line := node.stdout.readline()):
+        seen.append(line)
+        assert line, "".join(seen)
+
+
 @pytest.mark.parametrize("node", [0, 1])
 def test_a_node_that_waits_for_another_can_be_interrupted(start: Start, node: int) -> None:
     cell = """

@@ -147,6 +147,8 @@ class _Agent(SimpleElasticAgent):
             self._announce_restart(
                 worker_group, by_other_node=self._remaining_restarts == self._restarts_left
             )
+        else:
+            self._remaining_restarts = max(0, self._remaining_restarts - self._handler.num_missed)
         self._num_groups += 1
         self._hang = ""
         self._restarts_left = self._remaining_restarts
@@ -224,6 +226,8 @@ class _Agent(SimpleElasticAgent):
             self._group.settle()
             if state == "failed" and self._is_failure_of_other_node():
                 return RunResult(state=WorkerState.HEALTHY)  # the agent then asks the handler for the reason
+            if self._handler.is_called_off:
+                self._remaining_restarts = 0
             self._stopped = frozenset(self._group.stopped_ranks)
             return RunResult(state=WorkerState.FAILED)
         if not self._handler.finish_attempt():

@@ -67,6 +67,8 @@ class _Peer:
 
     def tell(self, message: Message) -> None:
         """Send a message to the node; one that does not read what it was sent is dropped."""
+        if self.writer.is_closing():
+            return
         if message.kind != "value" and self.writer.transport.get_write_buffer_size() > _MAX_UNREAD:
             self.writer.transport.abort()
             return
@@ -83,6 +85,7 @@ class Coordinator:
         num_nodes: how many nodes meet.
         elects: whether nodes may get their ranks here; False where each node names its own.
         before_restart: called before workers start, from the second attempt on.
+        max_losses: of which attempt on a node that is gone ends the run; before that it is waited for.
         proven: whether the key is made of a secret.
     """
 
@@ -94,9 +97,11 @@ class Coordinator:
         *,
         elects: bool,
         before_restart: Callable[[], None],
+        max_losses: int = 0,
         proven: bool = False,
     ) -> None:
         self._listening = listening
+        self._max_losses = max_losses
         self._key = key
         self._proven = proven
         self._num_nodes = num_nodes
@@ -265,6 +270,8 @@ class Coordinator:
             if may_take_part and not 0 <= message.value[1] <= self._attempt + 1:
                 raise MalformedError(f"attempt {self._attempt + 1} is the next one, not {message.value[1]}")
             peer.node, peer.attempt, peer.is_host = message.value
+            if peer in self._members:
+                peer.node = replace(message.value[0], node_rank=self._members.index(peer))
             self._meet(peer)
         elif message.kind == "outcome":
             self._take_outcome(peer, message.value)
@@ -290,13 +297,27 @@ class Coordinator:
         if self._is_over:
             newcomer.tell(Message("over"))
             return
-        if self._members and newcomer not in self._members:
-            newcomer.tell(Message("refused", self._describe_full()))
+        if self._members and newcomer not in self._members and (problem := self._seat(newcomer)):
+            newcomer.tell(Message("refused", problem))
             return
         if self._members and newcomer.attempt > self._attempt:
             for member in self._members:
-                member.tell(Message("again", newcomer.attempt))
+                member.tell(Message("again", (newcomer.attempt, "")))
         self._check_complete()
+
+    def _seat(self, newcomer: _Peer) -> str:
+        """Give a node the place of one that is gone; return why it cannot be, else empty."""
+        assert newcomer.node is not None
+        for rank, member in enumerate(self._members):
+            if member in self._peers or not (self._elects or newcomer.node.node_rank == rank):
+                continue
+            node = replace(newcomer.node, node_rank=rank)
+            others = [each.node for each in self._members if each in self._peers and each.node is not None]
+            if lines := node_info.find_disagreements([*others, node], complete=True):
+                return "this node does not fit to the run:\n" + "\n".join(f"  - {line}" for line in lines)
+            newcomer.node, newcomer.attempt, self._members[rank] = node, self._attempt + 1, newcomer
+            return ""
+        return self._describe_full()
 
     def _check_complete(self) -> None:
         """Start the attempt where all nodes are there; refuse nodes that do not fit together."""
@@ -357,7 +378,9 @@ class Coordinator:
         host = next(rank for rank, member in enumerate(self._members) if member.is_host)
         addresses = [member.address for member in self._members]
         for rank, member in enumerate(self._members):
-            roster = Roster(node_rank=rank, host_rank=host, nodes=nodes, addresses=addresses)
+            roster = Roster(
+                node_rank=rank, host_rank=host, nodes=nodes, addresses=addresses, attempt=self._attempt
+            )
             member.tell(Message("roster", roster))
 
     # -- ending
@@ -396,6 +419,10 @@ class Coordinator:
             text = (
                 f"{peer.node.name} is gone without a word: its kernel has ended, or it is cut off the network"
             )
+            if self._attempt < self._max_losses and not self._outcomes:
+                for member in self._members:
+                    member.tell(Message("again", (self._attempt + 1, text)))
+                return
             self._take_outcome(peer, NodeOutcome(node=peer.node, kind="lost", text=text))
 
     def _consider(self) -> None:

@@ -6,7 +6,6 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
 
@@ -31,7 +30,7 @@ from .coordinator import Coordinator
 from .messages import MEMBER_LIMIT, CoordinatorConnection, Message
 from .node_info import NodeInfo, Roster, describe_node
 from .outcomes import NodeOutcome
-from .rendezvous import NodeRendezvous, PeerWait, read_join_seconds
+from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, StopState, read_join_seconds
 
 _PREFIX: Final = "notebook_accel nodes/"
 _COORDINATOR: Final = f"{_PREFIX}coordinator by proof"
@@ -42,24 +41,12 @@ _PEER_SECONDS: Final = 3.0  # in which a node 0 looks for another one at an addr
 _OWN_SECONDS: Final = 60.0  # to connect to what this process itself has opened
 _NAMED: Final = 8  # nodes that a message names
 _VERDICT_SECONDS: Final = 10.0
+_NOTICE_SECONDS: Final = (
+    3.0  # in which the word of a lost node comes, where ranks have lost the ranks of that one
+)
 _LEAVE_SECONDS: Final = 5.0
 _HEARD_SECONDS: Final = 10.0  # in which a thread of this process reads what another one has said
 _STOP_SECONDS: Final = 30.0
-
-
-@dataclass
-class _Stop:
-    """How a stop of this attempt stands.
-
-    Attributes:
-        is_asked: whether a node asks for it.
-        is_held: whether the others know the questions of the ranks here.
-        questions: of the ranks of all nodes, None before all are held.
-    """
-
-    is_asked: bool = False
-    is_held: bool = False
-    questions: Questions | None = None
 
 
 class FixedNodes(NodeRendezvous):
@@ -88,12 +75,15 @@ class FixedNodes(NodeRendezvous):
         self._connection: CoordinatorConnection | None = None
         self._roster: Roster | None = None
         self._called_attempt = -1
+        self._gone = ""
+        self.seconds_to_notice = _NOTICE_SECONDS if job.max_restarts else 0.0
+        self._max_restarts = job.max_restarts
         self._verdict: Message | None = None
         self._value: Message | None = None
         self._stop_asked_at: float | None = None
         self._news_sent = self._news_heard = 0.0
         self._has_asked = self._others_ask = False
-        self._stop = _Stop()
+        self._stop = StopState()
 
     def get_backend(self) -> str:
         return "nodes"
@@ -114,7 +104,9 @@ class FixedNodes(NodeRendezvous):
         if self.attempt and self._coordinator is not None and not hasattr(self._store, "list_keys"):
             raise LaunchError("workers on several nodes can only start again with a newer torch")
         self._roster = roster = self._wait_for_all(wait)
-        self._others_ask, self._stop = False, _Stop()  # that was about workers of the last attempt
+        self._others_ask, self._stop = False, StopState()  # that was about workers of the last attempt
+        if self.attempt < roster.attempt:
+            self.attempt = self.num_missed = roster.attempt
         if wait.is_reported:
             self.tell(f"all {self._place.num_nodes} nodes are there, after {wait.waited:.0f} s")
         others = [address for rank, address in enumerate(roster.addresses) if rank != roster.node_rank]
@@ -236,6 +228,7 @@ class FixedNodes(NodeRendezvous):
             self._place.num_nodes,
             elects=self._elects,
             before_restart=self._forget_workers,
+            max_losses=self._max_restarts,
             proven=self._trust.is_proven,
         )
         here = "127.0.0.1" if own in _ANYWHERE else own
@@ -273,11 +266,8 @@ class FixedNodes(NodeRendezvous):
             time.sleep(_LOOK_SECONDS / 10)
         port, token = self._trust.read(_COORDINATOR, tuple[int, bytes], store.get(_COORDINATOR))
         connection = self._connect_to_coordinator(self._host, port, token)
-        try:
-            connection.start_pulse(self._host, port, self._trust.derive_key(token), stores.CONNECT_SECONDS)
-        except OSError:
-            connection.close()
-            raise
+        key = self._trust.derive_key(token)
+        connection.start_pulse(self._host, port, key, stores.CONNECT_SECONDS)
         store.set_timeout(timedelta(seconds=self._seconds))
         self._store = store
         return connection
@@ -306,7 +296,8 @@ class FixedNodes(NodeRendezvous):
 
     def _take(self, message: Message) -> None:
         if message.kind == "again":
-            self._called_attempt = max(self._called_attempt, int(message.value))
+            attempt, self._gone = message.value
+            self._called_attempt = max(self._called_attempt, attempt)
         elif message.kind == "trouble":
             self.is_called_off = True
         elif message.kind == "verdict":
@@ -322,6 +313,21 @@ class FixedNodes(NodeRendezvous):
             self._stop.is_asked = True
         elif message.kind == "agreed":
             self._stop.questions = message.value
+
+    def wait_for_change(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.is_called_off:
+            self.check()
+            if self.num_nodes_waiting():
+                return True
+            time.sleep(_LOOK_SECONDS)
+        return False
+
+    def explain_restart(self, world_size: int) -> str:
+        return f"{self._gone}; it is back" if self._gone else OTHERS_START_AGAIN
+
+    def describe_shortage(self) -> str:
+        return f"{self._gone}; waiting until it comes back, {self._seconds:g} s at most" if self._gone else ""
 
     def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
         self.num_nodes_waiting()  # takes what the others said

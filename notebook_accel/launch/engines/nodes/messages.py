@@ -55,7 +55,7 @@ MessageKind = Literal[
     "roster",  # all are here: Roster
     "refused",  # you cannot take part: why
     "over",  # the run has ended
-    "again",  # another node starts its workers again: number of the attempt
+    "again",  # another node starts its workers again, or is waited for: number of the attempt; whom, or empty
     "agreed",  # the ranks of all nodes are held: Questions
     "trouble",  # another node failed
     "verdict",  # why the run ended: NodeOutcome, or None for well
@@ -77,7 +77,7 @@ _TYPES: Final[Mapping[MessageKind, Any]] = {
     "roster": Roster,
     "refused": str,
     "over": None,
-    "again": int,
+    "again": tuple[int, str],
     "agreed": Questions,
     "trouble": None,
     "verdict": NodeOutcome | None,
@@ -240,16 +240,16 @@ class CoordinatorConnection:
             timeout: likewise.
 
         Raises:
-            OSError: the coordinator is gone.
+            OSError: the coordinator is gone; this connection has ended too.
         """
         name = secrets.token_hex()
-        connection, session = connecting.connect((host, port), key, PURPOSE, timeout=timeout)
-        pulse = Message("pulse", name)
-        try:
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.close)
+            connection, session = connecting.connect((host, port), key, PURPOSE, timeout=timeout)
+            stack.callback(connection.close)
+            pulse = Message("pulse", name)
             connection.sendall(b"".join(encode(pulse, session if self._session is not None else None)))
-        except OSError:
-            connection.close()
-            raise
+            stack.pop_all()
         self._pulse = Pulse(connection, self._give_up)
         self.say(Message("name", name))
 

@@ -61,16 +61,23 @@ class Roster:
         host_rank: the rank of the node that holds the store and the coordinator.
         nodes: all nodes, by rank.
         addresses: their IP addresses, by rank.
+        attempt: which start of the workers this is, counted from 0; more for a node that comes back.
     """
 
     node_rank: int
     host_rank: int
     nodes: Sequence[NodeInfo]
     addresses: Sequence[str]
+    attempt: int = 0
 
     def __post_init__(self) -> None:
         count = len(self.nodes)
-        if not (0 <= self.node_rank < count and 0 <= self.host_rank < count and len(self.addresses) == count):
+        if not (
+            0 <= self.node_rank < count
+            and 0 <= self.host_rank < count
+            and len(self.addresses) == count
+            and 0 <= self.attempt < _MOST
+        ):
             raise ValueError(f"ranks {self.node_rank} and {self.host_rank} of {count} nodes")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler
@@ -73,6 +74,21 @@ class PeerWait:
             self._tell(f"{self._who} waits for {whom}, for {self.waited:.0f} s now")
 
 
+@dataclass
+class StopState:
+    """How a stop of an attempt stands.
+
+    Attributes:
+        is_asked: whether a node asks for it.
+        is_held: whether the others know the questions of the ranks here.
+        questions: of the ranks of all nodes, None before all are held.
+    """
+
+    is_asked: bool = False
+    is_held: bool = False
+    questions: Questions | None = None
+
+
 class NodeRendezvous(RendezvousHandler):
     """What the ways to meet have in common; most methods do nothing unless a subclass needs them.
 
@@ -81,6 +97,7 @@ class NodeRendezvous(RendezvousHandler):
         check: called now and then during waits; its exception ends the wait.
         tell: takes sentences for the cell.
         interface: the network interface by which this node reaches the others, None where nobody knows.
+        num_missed: how often the workers of this run had started again before this node came.
         is_called_off: whether something happened on another node that ends the run.
         seconds_to_tell: how long ranks of other nodes have, in a hang, to say where they are.
         seconds_to_notice: how long it takes at most until a lost node is noticed; 0 where none may be lost.
@@ -91,6 +108,7 @@ class NodeRendezvous(RendezvousHandler):
     seconds_to_notice = 0.0
     seconds_to_tell = 0.0
     is_called_off = False
+    num_missed = 0
 
     def __init__(self, place: Rendezvous) -> None:
         self._place = place
@@ -175,7 +193,7 @@ class NodeRendezvous(RendezvousHandler):
         """
 
     def describe_shortage(self) -> str:
-        """Return that too few nodes are left, empty where there are enough."""
+        """Return that nodes are gone and have to come back, empty where enough are left."""
         return ""
 
 

@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 
@@ -17,7 +18,7 @@ from notebook_accel import runtime
 from notebook_accel.launch.engines.nodes import coordinator
 from notebook_accel.launch.engines.nodes.coordinator import Coordinator
 from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message, MessageKind
-from notebook_accel.launch.engines.nodes.node_info import NodeInfo, find_disagreements
+from notebook_accel.launch.engines.nodes.node_info import NodeInfo, Roster, find_disagreements
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
 from notebook_accel.launch.supervise.stop_agreement import Questions
 from notebook_accel.trust import proof
@@ -32,13 +33,15 @@ class Meeting:
     def __init__(self) -> None:
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = self.listening.getsockname()[1]
-        self.coordinator = Coordinator(self.listening, TOKEN, 3, elects=False, before_restart=lambda: None)
+        self.coordinator = Coordinator(
+            self.listening, TOKEN, 3, elects=False, before_restart=lambda: None, max_losses=1
+        )
         self.connections: list[CoordinatorConnection] = []
 
-    def come(self, rank: int) -> CoordinatorConnection:
+    def come(self, rank: int, **same: str) -> CoordinatorConnection:
         connection = CoordinatorConnection("127.0.0.1", self.port, TOKEN, PATIENCE_S)
         self.connections.append(connection)
-        connection.say(Message("node", (node(rank), 0, rank == 0)))
+        connection.say(Message("node", (node(rank, **same), 0, rank == 0)))
         return connection
 
     def close(self) -> None:
@@ -104,6 +107,26 @@ def test_the_ranks_of_all_nodes_stop_at_one_question(meeting: Meeting) -> None:
     for each in nodes:
         hear(each, "roster")
     assert not any(peer.questions for peer in meeting.coordinator._members), "those were other workers"
+
+
+def test_a_node_that_is_gone_is_waited_for_as_often_as_workers_may_start_again(meeting: Meeting) -> None:
+    nodes = [meeting.come(rank, torch="2.9") for rank in range(3)]
+    for each in nodes:
+        hear(each, "roster")
+    nodes[1].close()
+    for each in (nodes[0], nodes[2]):
+        attempt, why = cast(tuple[int, str], hear(each, "again"))
+        assert attempt == 1 and why.startswith("node 1 (one) is gone without a word")
+        each.say(Message("node", (node(nodes.index(each), torch="2.9"), 1, each is nodes[0])))
+    assert "has its 3 nodes already" in str(hear(meeting.come(2), "refused")), "that one is there"
+    assert "torch: 2.9 on node 0 (one)" in str(hear(meeting.come(1, torch="2.8"), "refused"))
+    nodes[1] = meeting.come(1, torch="2.9")
+    rosters = [cast(Roster, hear(each, "roster")) for each in nodes]
+    assert [(roster.node_rank, roster.attempt) for roster in rosters] == [(0, 1), (1, 1), (2, 1)]
+    nodes[2].close()
+    for each in nodes[:2]:
+        verdict = cast(NodeOutcome, hear(each, "verdict"))
+        assert verdict.kind == "lost" and verdict.node.node_rank == 2, "nobody waits a second time"
 
 
 def test_a_host_that_is_stopped_tells_those_who_wait(meeting: Meeting) -> None:

@@ -379,7 +379,7 @@ def test_a_refused_node_is_none_of_a_restart(meeting: Meeting) -> None:
     refused.say(Message("node", (other, 5, False)))
     hear(refused, "refused")
     nodes[0].say(Message("node", (node(0), 1, True)))
-    assert hear(nodes[1], "again") == 1
+    assert hear(nodes[1], "again") == (1, "")
     assert hear(nodes[0], "present") == [node(0)]
     nodes[1].say(Message("node", (node(1), 1, False)))
     for each in nodes:
