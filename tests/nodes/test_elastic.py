@@ -147,8 +147,9 @@ def test_a_stop_of_one_node_lets_all_return(kernels: list[Kernel], place: str) -
     code = f"""
     from notebook_accel import Accelerator
     def asks():
-        accelerator, questions = Accelerator(cpu=True), 1
-        accelerator.wait_for_everyone()
+        accelerator, questions = Accelerator(cpu=True), 2
+        assert not accelerator.should_stop
+        accelerator.wait_for_everyone()  # a rank that has never asked would be ended at once
         print("asks", flush=True)
         while not accelerator.should_stop:
             questions += 1
