@@ -141,6 +141,7 @@ class _Agent(SimpleElasticAgent):
         self._restarts_left = job.max_restarts
         self._stopped: frozenset[int] = frozenset()
         self._hang = ""
+        self._patient_until: float | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._num_groups:
@@ -150,7 +151,7 @@ class _Agent(SimpleElasticAgent):
         else:
             self._remaining_restarts = max(0, self._remaining_restarts - self._handler.num_missed)
         self._num_groups += 1
-        self._hang = ""
+        self._hang, self._patient_until = "", None
         self._restarts_left = self._remaining_restarts
         environments = {
             worker.global_rank: self._make_environment(worker, worker_group)
@@ -231,11 +232,20 @@ class _Agent(SimpleElasticAgent):
             self._stopped = frozenset(self._group.stopped_ranks)
             return RunResult(state=WorkerState.FAILED)
         if not self._handler.finish_attempt():
-            self._attempt.control.check()
+            self._check_patiently()
             time.sleep(self._job.monitor_interval)
             return RunResult(state=WorkerState.HEALTHY)
         values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)
         return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+
+    def _check_patiently(self) -> None:
+        """Obey a stop while others end; ranks that stop for it, too, have their time."""
+        interrupts.obey_interrupt()
+        control, now = self._attempt.control, time.monotonic()
+        if self._patient_until is None:
+            self._patient_until = now + control.grace if control.stop_is_asked else now
+        if control.signum is not None or now >= self._patient_until:
+            control.check()
 
     def _share_news(self) -> None:
         """Tell other nodes when a rank was heard last, and hear it from them: silent ranks may wait for theirs."""
