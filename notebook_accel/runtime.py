@@ -328,6 +328,7 @@ class Reporter(Protocol):
     """Reports to the notebook from inside a launched function."""
 
     stops_all_nodes: bool  # whether the launcher has the ranks of all nodes, not only of this one
+    takes_metrics: bool  # whether it keeps those of this rank
 
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
         """Report the numbers of one step.

@@ -71,6 +71,7 @@ class CellReporter:
     """
 
     stops_all_nodes = True
+    takes_metrics = True
 
     def __init__(self, deliver: Deliver, control: Control) -> None:
         self._deliver = deliver

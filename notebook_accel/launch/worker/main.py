@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ... import environ, runtime
+from ... import environ, runtime, topology
 from ...comm.torch_dist import wait_for_leaving_ranks
 from ...events import LeaveOrder, Order, Phase, Result
 from ...stopping import StopPoint
@@ -152,7 +152,10 @@ def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
     try:
         _prepare_for_function(spec, output)
         stop_point = StopPoint()
-        reporter = WorkerReporter(emitter, output.flush, stop_point, stops_all_nodes=spec.stops_all_nodes)
+        place = topology.from_environ()
+        reporter = WorkerReporter(
+            emitter, output.flush, stop_point, place, stops_all_nodes=spec.stops_all_nodes
+        )
         runtime.set_reporter(reporter)
         if spec.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
