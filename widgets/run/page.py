@@ -13,7 +13,7 @@ from notebook_accel.launch.durations import format_duration
 from notebook_accel.stream.series import Point
 
 from . import ansi, chart, ranks
-from .lines import MARKED, PRE, WRONG, classify_lines, describe_place, is_shared, render_box
+from .lines import MARKED, PRE, WRONG, classify_lines, describe_place, is_shared, render_box, render_fold
 from .picture import BAD, Bar, FailureSummary, Picture, sort_ranks
 from .table import (
     MOST_ROWS,
@@ -230,14 +230,14 @@ def render_page(picture: Picture) -> str:
         parts.append(render_table(picture))
         if MOST_ROWS < len(picture.ranks) <= MOST_SINGLE:
             table = render_table(picture, every_rank=True)
-            parts.append(f"<details><summary>all ranks</summary>{table}</details>")
+            parts.append(render_fold("all ranks", table))
     parts.append(render_notice(picture))
     parts.append(render_bars(picture))
     parts.append(_render_static_chart(picture))
     if laid := _render_laid(picture):
-        parts.append(f"<details><summary>metrics of each rank</summary>{laid}</details>")
+        parts.append(render_fold("metrics of each rank", laid))
     if used := embed_chart(_list_usage(picture), "memory and load of the ranks"):
-        parts.append(f"<details><summary>memory and load</summary>{used}</details>")
+        parts.append(render_fold("memory and load", used))
     if picture.background:
         parts.append(render_displays(picture.displays))
     parts += _render_boxes(picture)
@@ -267,7 +267,7 @@ def _render_static_chart(picture: Picture) -> str:
     steep = find_steep(picture.metrics)
     if panels := chart.make_panels(steep, picture.started, log=True):
         logarithmic = embed_chart(panels, chart.describe_last_values(steep), log=True)
-        shown += f"<details><summary>logarithmic</summary>{logarithmic}</details>"
+        shown += render_fold("logarithmic", logarithmic)
     return shown
 
 

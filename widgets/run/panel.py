@@ -20,7 +20,9 @@ from .picture import Picture
 _CHART_SECONDS: Final = 1.0
 # The element of the widget itself scrolls, because it stays when the text inside it changes. With the reversed
 # direction it shows the newest line. If the user has scrolled up, it keeps that distance from the newest line.
+# ipywidgets 7 brings a lighter red to the classic notebook, which is white.
 _STYLE: Final = """<style>
+body.notebook_app .accel-run { --jp-error-color1: #d32f2f; }
 .accel-run { max-width: 64em; }
 .accel-run .widget-html-content { line-height: 1.4; }
 .accel-run .widget-html { overflow: visible; }
