@@ -239,7 +239,7 @@ soak: $(VENV)/dev.stamp
 	$(PY) -m tests.soak --minutes $(SOAK_MINUTES) $(SOAK)
 
 # What users meet first, in under ten minutes. ONLY='step view' measures these, ONLY= all that there is.
-ONLY := first launch world import sampler step
+ONLY := first first_cuda launch world import sampler step line offload closure
 bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks $(ONLY)
 

@@ -12,7 +12,7 @@ def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None =
     """Print values on one line in rank 0, and send the numbers among them to the view and to `run.metrics`.
 
     `print_metrics(step=10, loss=loss)` prints `step 10: loss 0.25`. A tensor or array of one element is a number.
-    Other ranks print nothing, and do not have to call it.
+    Other ranks print nothing, and do not have to call it. The notebook has the numbers of those that do, too.
 
     Args:
         values: values by name, also by names that cannot be keywords.
@@ -25,19 +25,21 @@ def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None =
     """
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(f"print_metrics takes values by name, as {{'loss': 0.5}} or loss=0.5, not {values!r}")
-    current = runtime.current()
-    if not (topology.from_environ() if current is None else current.topology).is_main:
+    current, reporter = runtime.current(), runtime.reporter()
+    is_main = (topology.from_environ() if current is None else current.topology).is_main
+    sends = reporter is not None and reporter.takes_metrics
+    if not (is_main or sends):
         return
     from .tracking.values import numbers_in, read_step
 
     everything = {**(values or {}), **named}
     at = read_step(step)
     numbers = numbers_in(everything)
-    shown = {str(name): value for name, value in everything.items()} | {
-        name: f"{number:.4g}" for name, number in numbers.items()
-    }
-    words = ", ".join(f"{name} {value}" for name, value in shown.items())
-    print(words if at is None else f"step {at}: {words}", flush=True)
-    reporter = runtime.reporter()
-    if reporter is not None and numbers:
+    if is_main:
+        shown = {str(name): value for name, value in everything.items()} | {
+            name: f"{number:.4g}" for name, number in numbers.items()
+        }
+        words = ", ".join(f"{name} {value}" for name, value in shown.items())
+        print(words if at is None else f"step {at}: {words}", flush=True)
+    if reporter is not None and sends and numbers:
         reporter.metrics(numbers, at)

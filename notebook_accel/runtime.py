@@ -327,6 +327,8 @@ class Slot:
 class Reporter(Protocol):
     """Reports to the notebook from inside a launched function."""
 
+    takes_metrics: bool  # whether it keeps those of this rank
+
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
         """Report the numbers of one step.
 

@@ -14,7 +14,9 @@ from notebook_accel.config.option import Option, as_text
 from .draft import read_text, write_text
 
 # JupyterLab's variables, and colours that can be read on light and on dark where there are none (Colab, VS Code)
+# ipywidgets 7 brings a lighter red to the classic notebook, which is white.
 STYLE: Final = """<style>
+body.notebook_app .accel-form { --jp-error-color1: #d32f2f; }
 .accel-form { max-width: 64em; }
 .accel-form .accel-title { font-weight: 600; margin: 0.8em 0 0.2em; padding-bottom: 0.2em;
   border-bottom: 1px solid var(--jp-border-color2, rgba(127, 127, 127, 0.4)); }

@@ -58,7 +58,7 @@ class FormView:
         load, save, launch: the buttons; `launch` is None where the form has no function.
         preview: the text that would be written to the file, as HTML.
         status: what the last click did, as HTML.
-        output: what a launch prints and displays.
+        output: what a launch prints and displays; None before the first one.
     """
 
     def __init__(self, form: Form, draft: Draft) -> None:
@@ -89,8 +89,7 @@ class FormView:
         bar.add_class("accel-bar")
         self.status = ipywidgets.HTML()
         self.status.add_class("accel-status")
-        self.output = ipywidgets.Output()
-        self.output.add_class("accel-output")
+        self.output: Any = None
         preview_title = _title("The file")
         self.box = ipywidgets.VBox(
             [
@@ -101,7 +100,6 @@ class FormView:
                 self.preview,
                 bar,
                 self.status,
-                self.output,
             ]
         )
         self.box.add_class("accel-form")
@@ -202,6 +200,12 @@ class FormView:
     def _launch(self) -> None:
         """Launch with all output and the error in the form."""
         __tracebackhide__ = True
+        if (
+            self.output is None
+        ):  # not before: the classic notebook with ipywidgets 7 shows no box that has one
+            self.output = ipywidgets.Output()
+            self.output.add_class("accel-output")
+            self.box.children += (self.output,)
         self.output.outputs = ()
         with self.output:
             value = self._form.launch()

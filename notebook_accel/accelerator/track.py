@@ -67,7 +67,9 @@ class TrackPart(Shared):
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Log values in rank 0: to each tracker, and the numbers among them to the notebook that launched the run.
+        """Log values: in rank 0 to each tracker, and the numbers among them to the notebook that launched the run.
+
+        The notebook takes those of each rank that calls this, see `Run.rank_metrics`; its charts begin with rank 0.
 
         Args:
             values: by name: numbers, texts, and whatever else the trackers take.
@@ -81,14 +83,14 @@ class TrackPart(Shared):
         if not isinstance(values, Mapping):
             raise TypeError(f"log takes values by name, as {{'loss': 0.5}}, not {values!r}")
         options = self._by_tracker("log_kwargs", log_kwargs)
-        if not self._runtime.topology.is_main:
-            return
         reporter = runtime.reporter()
-        if reporter is not None:
+        if reporter is not None and reporter.takes_metrics:
             from ..tracking.values import numbers_in, read_step
 
             if found := numbers_in(values):
                 reporter.metrics(found, read_step(step))
+        if not self._runtime.topology.is_main:
+            return
         for tracker in self.trackers:
             # what comes after the end is to be finished too
             if not any(tracker is other for other in self._unfinished):

@@ -1,4 +1,4 @@
-"""The end of a run calls functions of the user's, and wakes who awaits it."""
+"""The thread of a run. Its end calls functions of the user's, and wakes who awaits it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,30 @@ import threading
 from collections.abc import Callable, Sequence
 
 from .. import interrupts
+from ..errors import LaunchError
 from ..notices import tell
+
+
+def start_thread(function: Callable[[], None], name: str) -> None:
+    """Call a function in a thread of its own; what it raises is dropped there.
+
+    Args:
+        function: called without arguments.
+        name: of the thread.
+
+    Raises:
+        LaunchError: the system gives no more threads.
+    """
+
+    def call() -> None:
+        with contextlib.suppress(BaseException):
+            function()
+
+    try:
+        threading.Thread(target=call, name=name, daemon=True).start()
+    except RuntimeError as error:
+        text = f"{error}; if the system gives no more, raise its limit (ulimit -u)"
+        raise LaunchError(text) from error
 
 
 def call_back(callbacks: Sequence[Callable[[], None]], run: object) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import threading
@@ -16,9 +15,9 @@ from typing import Any, Final, Literal
 from .. import interrupts
 from ..errors import LaunchError, RunLeftError, RunStoppedError
 from ..events import Event, Failure
-from ..stream.record import RunRecord
+from ..stream.record import RunRecord, make_table
 from ..stream.sinks import Sink, close_sink
-from .callbacks import call_back, wait_in_loop
+from .callbacks import call_back, start_thread, wait_in_loop
 from .checks.problems import check_owner, check_seconds
 from .durations import Start, format_duration
 from .engines.base import Engine, Outcome, deliver_while_there
@@ -148,11 +147,11 @@ class Run:
         __tracebackhide__ = True
         try:
             self._open_sinks()  # here: a display belongs to the cell of the thread that makes it
+            self._start_thread()
         except BaseException as error:
             self._error = error
             self._close()  # a run that has not ended would keep its devices
             raise
-        self._start_thread()
         try:
             while not (self._begun.wait(_LOOK_SECONDS) or self._ended.is_set()):
                 interrupts.obey_interrupt()
@@ -163,16 +162,7 @@ class Run:
             raise self._error
 
     def _start_thread(self) -> None:
-        def execute() -> None:
-            with contextlib.suppress(BaseException):  # `result` raises it
-                self.execute()
-
-        try:
-            threading.Thread(target=execute, name=f"notebook_accel {self.job.name}", daemon=True).start()
-        except RuntimeError as error:
-            self._error = LaunchError(f"{error}; if the system gives no more, raise its limit (ulimit -u)")
-            self._close()
-            raise self._error from error
+        start_thread(self.execute, f"notebook_accel {self.job.name}")  # `result` raises what it raises
 
     def _close(self) -> None:
         ended = None if self._outcome is None else self._outcome.ended
@@ -272,7 +262,16 @@ class Run:
 
         A pandas DataFrame if pandas is installed, else a list of dicts.
         """
-        return self.record.table()
+        return make_table(self.record.rows())
+
+    def rank_metrics(self, rank: int | None = None) -> Any:
+        """Return the metrics that ranks have logged so far, each its own: as `metrics`, with the `rank` of each row.
+
+        Args:
+            rank: whose; None is all ranks. Of over 64 every second, fourth and so on is measured. Of any but the first,
+                what comes faster than ten times a second is left out after the first 500 rows.
+        """
+        return make_table(self.record.rank_rows(rank))
 
     def lines(self, rank: int | None = None) -> list[str]:
         """Return the last lines of output.
@@ -437,6 +436,7 @@ class Run:
         try:
             self._start_thread()
         except LaunchError:
+            self._close()
             self._control.leave()
             self._error = error
             raise

@@ -27,7 +27,7 @@ from ..events import (
 )
 from .bounded import History, NewestByKey
 from .lines import split_lines
-from .series import MAX_POINTS, Metrics, Point, Series
+from .series import MAX_POINTS, MOST_MEASURED, Metrics, Point, Series
 
 MAX_BYTES: Final = 24_000_000
 MAX_TAIL: Final = 200
@@ -38,8 +38,9 @@ _MAX_SHOWN: Final = 4_000
 _LAST_WORDS: Final = 20
 _PACE_PULSES: Final = 20
 _RANK_BYTES: Final = 6_000  # of a rank's phase, pulses and empty tail
+_MOST_SERIES: Final = 2_000  # of these ranks
 # Shares of the memory. What metrics, displays, bars and ranks do not use is for lines, at least the last share.
-_METRICS, _DISPLAYS, _BARS, _TAILS, _LEAST = 1 / 3, 1 / 4, 1 / 12, 1 / 8, 1 / 8
+_METRICS, _OF_RANKS, _DISPLAYS, _BARS, _TAILS, _LEAST = 1 / 3, 1 / 12, 1 / 4, 1 / 12, 1 / 8, 1 / 8
 
 
 @dataclass(eq=False, repr=False)  # its fields would fill the cell with megabytes
@@ -84,7 +85,9 @@ class RunRecord:
     displays: NewestByKey[tuple[int, str], Display] = field(init=False)
     restarts: int = field(default=0, init=False)
     unfinished: NewestByKey[tuple[int, Stream], Unfinished] = field(init=False)
-    _metrics: Metrics = field(init=False)
+    _metrics: Metrics[str] = field(init=False)  # of the first rank of the run
+    _of_ranks: Metrics[tuple[int, str]] = field(init=False)  # of the others
+    _measured: set[int] = field(default_factory=set, init=False)  # these
     _bars: NewestByKey[tuple[int, int], Progress] = field(init=False)  # that are not finished
     _finished_bars: NewestByKey[tuple[int, int], Progress] = field(init=False)
     _paces: dict[int, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
@@ -99,6 +102,7 @@ class RunRecord:
         self._bars, self._finished_bars = (NewestByKey(bars, _MAX_BARS // 2) for _ in range(2))
         self.unfinished = NewestByKey(bars, _MAX_BARS)
         self._metrics = Metrics(int(self.max_bytes * _METRICS), self.max_points)
+        self._of_ranks = Metrics(int(self.max_bytes * _OF_RANKS), self.max_points, _MOST_SERIES)
         self._shown = History(self.max_bytes)
         self._leave_room()
 
@@ -109,8 +113,27 @@ class RunRecord:
 
     @property
     def metrics(self) -> Mapping[str, Series]:
-        """The values of each metric, oldest first; a restart continues them."""
-        return self._metrics.series
+        """The values of each metric in the first rank that has it, oldest first; a restart continues them."""
+        found = dict(self._metrics.series)
+        for (_, name), series in sorted(self._of_ranks.series.items(), key=_get_rank):
+            found.setdefault(name, series)
+        return found
+
+    @property
+    def measured_ranks(self) -> Sequence[int]:
+        """The ranks whose metrics are kept, in order: of up to `MOST_MEASURED` all that have any."""
+        first = [0] if self._metrics.series else []
+        return first + sorted(self._measured)
+
+    def find_metrics(self, rank: int) -> Mapping[str, Series]:
+        """Return the values of each metric of a rank, oldest first.
+
+        Args:
+            rank: which one.
+        """
+        if rank == 0:
+            return self._metrics.series
+        return {name: series for (one, name), series in list(self._of_ranks.series.items()) if one == rank}
 
     def apply_all(self, events: Sequence[Event]) -> None:
         """Change the record by the next events.
@@ -166,7 +189,7 @@ class RunRecord:
         """Leave to lines the memory that the others do not use."""
         bars = self._bars.num_bytes + self._finished_bars.num_bytes + self.unfinished.num_bytes
         ranks = _RANK_BYTES * max(len(self.phases), len(self._tails), len(self.pulses))
-        used = self._metrics.num_bytes + self.displays.num_bytes + bars + ranks
+        used = self._metrics.num_bytes + self._of_ranks.num_bytes + self.displays.num_bytes + bars + ranks
         left = self.max_bytes * (1 - _TAILS) - used
         self._shown.max_bytes = int(max(left, self.max_bytes * _LEAST))  # the newest display may be huge
 
@@ -244,8 +267,17 @@ class RunRecord:
         return sum(memoryview(part).nbytes for part in found)
 
     def _metric(self, metric: Metric) -> None:
+        rank = metric.rank
+        if rank == 0:
+            for name, value in metric.values.items():
+                self._metrics.add(name, Point(metric.step, metric.time, value))
+            return
+        if rank not in self._measured:
+            if len(self._measured) >= MOST_MEASURED:
+                return
+            self._measured.add(rank)
         for name, value in metric.values.items():
-            self._metrics.add(name, Point(metric.step, metric.time, value))
+            self._of_ranks.add((rank, name), Point(metric.step, metric.time, value))
 
     def _phase(self, phase: Phase) -> None:
         if phase.name == "restarting":
@@ -285,22 +317,17 @@ class RunRecord:
         value of one metric may lack the others. Metrics that are called `step` or `time` are `metric_step` and
         `metric_time` here.
         """
-        rows: dict[tuple[float, int | None], dict[str, Any]] = {}
-        for name, points in list(self.metrics.items()):
-            name = f"metric_{name}" if name in ("step", "time") else name
-            for point in list(points):
-                key = (point.time, point.step)
-                rows.setdefault(key, {"step": point.step, "time": point.time})[name] = point.value
-        return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
+        return _make_rows(self.metrics)
 
-    def table(self) -> Any:
-        """Return `rows` as a DataFrame of pandas if pandas is installed, else as they are."""
-        rows = self.rows()
-        try:
-            import pandas  # type: ignore[import-untyped, unused-ignore]
-        except ImportError:
-            return rows
-        return pandas.DataFrame(rows)
+    def rank_rows(self, rank: int | None = None) -> list[dict[str, Any]]:
+        """Return the metrics of ranks as `rows` does, with the `rank` of each row, oldest first.
+
+        Args:
+            rank: whose; None is all that are measured.
+        """
+        ranks = self.measured_ranks if rank is None else [rank]
+        rows = [row for one in ranks for row in _make_rows(self.find_metrics(one), one)]
+        return sorted(rows, key=lambda row: row["time"])
 
     @property
     def end(self) -> int:
@@ -360,6 +387,35 @@ class RunRecord:
         tail = self.find_tail(rank)
         count = self.line_counts.get(rank, 0) - self._lines_before.get(rank, 0)
         return [line.text for line in tail[max(0, len(tail) - count) :] if line.stream == "stderr"]
+
+
+def _get_rank(entry: tuple[tuple[int, str], Series]) -> int:
+    return entry[0][0]
+
+
+def _make_rows(metrics: Mapping[str, Series], rank: int | None = None) -> list[dict[str, Any]]:
+    own = {} if rank is None else {"rank": rank}
+    taken = ("step", "time", *own)
+    rows: dict[tuple[float, int | None], dict[str, Any]] = {}
+    for name, points in list(metrics.items()):
+        name = f"metric_{name}" if name in taken else name
+        for point in list(points):
+            key = (point.time, point.step)
+            rows.setdefault(key, {**own, "step": point.step, "time": point.time})[name] = point.value
+    return [rows[key] for key in sorted(rows, key=lambda key: key[0])]
+
+
+def make_table(rows: list[dict[str, Any]]) -> Any:
+    """Return rows as a DataFrame of pandas if pandas is installed, else as they are.
+
+    Args:
+        rows: by column.
+    """
+    try:
+        import pandas  # type: ignore[import-untyped, unused-ignore]
+    except ImportError:
+        return rows
+    return pandas.DataFrame(rows)
 
 
 def _cut_text(text: str) -> str:

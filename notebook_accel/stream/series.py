@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Hashable, Iterator, Mapping
+from typing import Final, Generic, NamedTuple, TypeVar
+
+KeyT = TypeVar("KeyT", bound=Hashable)
 
 MAX_POINTS: Final = 10_000
 MAX_NAMES: Final = 1_000
+MOST_MEASURED: Final = 64
+"""Of more ranks, the metrics of some are kept."""
 _POINT_BYTES: Final = 176  # a point, its three numbers and its place in a list
 _SERIES_BYTES: Final = 1_000  # a series with its extremes and its last value, and its places in two dicts
 
@@ -100,29 +104,31 @@ class Series:
         return self._list()[index]
 
 
-class Metrics:
-    """The series of a run by name, within a bound of memory.
+class Metrics(Generic[KeyT]):
+    """The series of a run by name, or by rank and name, within a bound of memory.
 
-    Where all series together are too large, the longer ones are thinned. There are at most `MAX_NAMES` series: beyond
+    Where all series together are too large, the longer ones are thinned. There are at most `max_names` series: beyond
     that, the shortest one is forgotten, of several the one with the oldest news; where a forgotten one comes back,
     the one with the newest, or each name would be forgotten just before it comes again.
 
     Args:
         max_bytes: memory for all of them.
         max_points: values that are kept of each.
+        max_names: how many series are kept.
     """
 
-    def __init__(self, max_bytes: int, max_points: int) -> None:
+    def __init__(self, max_bytes: int, max_points: int, max_names: int = MAX_NAMES) -> None:
         self._max_bytes = max_bytes
         self._max_points = max_points
-        self._series: dict[str, Series] = {}
-        self._by_news: OrderedDict[str, None] = OrderedDict()  # names, the one with the newest value last
+        self._max_names = max_names
+        self._series: dict[KeyT, Series] = {}
+        self._by_news: OrderedDict[KeyT, None] = OrderedDict()  # names, the one with the newest value last
         self._forgotten: OrderedDict[int, None] = OrderedDict()  # hashes of as many names, the newest last
         self._fixed_bytes = 0
         self._num_points = 0
 
     @property
-    def series(self) -> Mapping[str, Series]:
+    def series(self) -> Mapping[KeyT, Series]:
         """The series in the order in which they began."""
         return self._series
 
@@ -131,19 +137,19 @@ class Metrics:
         """The memory of all series, by estimate."""
         return self._fixed_bytes + _POINT_BYTES * self._num_points
 
-    def add(self, name: str, point: Point) -> None:
+    def add(self, name: KeyT, point: Point) -> None:
         """Add the next value of a metric."""
         series = self._series.get(name)
         if series is None:
             series = self._series[name] = Series(self._max_points)
-            self._fixed_bytes += _SERIES_BYTES + sys.getsizeof(name)
+            self._fixed_bytes += _SERIES_BYTES + _measure(name)
             self._by_news[name] = None
         else:
             self._by_news.move_to_end(name)
         before = series.num_even
         series.add(point)
         self._num_points += series.num_even - before
-        while len(self._series) > MAX_NAMES:
+        while len(self._series) > self._max_names:
             self._forget_one(but=name, newest=hash(name) in self._forgotten)
         if self.num_bytes > self._max_bytes:
             self._shrink()
@@ -159,15 +165,21 @@ class Metrics:
         while self.num_bytes > self._max_bytes and len(self._series) > 1:
             self._forget_one()
 
-    def _forget_one(self, but: str = "", *, newest: bool = False) -> None:
+    def _forget_one(self, but: KeyT | None = None, *, newest: bool = False) -> None:
         """Forget one of the shortest series; of several the one with the oldest news, or with the newest."""
         by_news = reversed(self._by_news) if newest else iter(self._by_news)
         name = min((one for one in by_news if one != but), key=lambda one: self._series[one].num_even)
         del self._by_news[name]
         self._forgotten[hash(name)] = None
         self._forgotten.move_to_end(hash(name))
-        if len(self._forgotten) > MAX_NAMES:
+        if len(self._forgotten) > self._max_names:
             self._forgotten.popitem(last=False)
         series = self._series.pop(name)
-        self._fixed_bytes -= _SERIES_BYTES + sys.getsizeof(name)
+        self._fixed_bytes -= _SERIES_BYTES + _measure(name)
         self._num_points -= series.num_even
+
+
+def _measure(name: Hashable) -> int:
+    """Return the bytes of a name, or of a rank and a name."""
+    parts = name if isinstance(name, tuple) else ()
+    return sys.getsizeof(name) + sum(map(sys.getsizeof, parts))

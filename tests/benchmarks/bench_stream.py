@@ -1,4 +1,4 @@
-"""A hundred thousand lines from four ranks into a cell: what they cost the ranks, beside a file, and the kernel."""
+"""A hundred thousand lines from four ranks into a cell: what they cost the ranks, beside a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ RANKS = 4
 LINES = 25_000
 PER_SECOND = 3_000  # of each rank, which computes in between
 ROUNDS = 5
-BOUND_SECONDS = 3e-6
 _LINE = re.compile(r"^\[(\d)\] line (\d+) of rank \1, and some more words that a training may print$")
 
 
@@ -29,13 +28,9 @@ def run() -> list[Row]:
                 {"ours": lambda: into_the_cell(kernel), "a file": lambda: into_files(kernel, folder)},
                 rounds=ROUNDS,
             )
-            costs = interleave(
-                {"ours": lambda: cost_of_a_line(kernel), "3 us": lambda: BOUND_SECONDS}, rounds=ROUNDS
-            )
         finally:
             kernel.close()
-    rows = compare(f"a step of {RANKS} ranks, {RANKS * LINES:,} lines", seconds, {"a file": 1.05})
-    return rows + compare("the kernel's processor for a printed line", costs, {"3 us": 1.0})
+    return compare(f"a step of {RANKS} ranks, {RANKS * LINES:,} lines", seconds, {"a file": 1.05})
 
 
 def into_the_cell(kernel: Kernel) -> float:
@@ -53,26 +48,6 @@ def into_the_cell(kernel: Kernel) -> float:
 def into_files(kernel: Kernel, folder: str) -> float:
     """Write them to a file of each rank; return the mean seconds of a step."""
     return _mean(kernel.run(_call(folder), timeout=300).ok().value)
-
-
-def cost_of_a_line(kernel: Kernel) -> float:
-    """Return the seconds of a processor that the kernel spends on a line, beside a launch that prints nothing."""
-    code = """
-    import time
-    spent = []
-    for count in (0, {lines}):
-        before = time.process_time()
-        notebook_launcher(bench_stream.talk, (count,), num_processes={ranks})
-        spent.append(time.process_time() - before)
-    (spent[1] - spent[0]) / ({lines} * {ranks})
-    """
-    return float(kernel.run(code.format(lines=LINES, ranks=RANKS), timeout=300).ok().value)
-
-
-def talk(count: int) -> None:
-    """On each rank: print lines."""
-    for number in range(count):
-        print("line", number, "and some more words that a training may print")
 
 
 def _call(folder: str | None) -> str:

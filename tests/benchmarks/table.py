@@ -19,6 +19,7 @@ class Row:
         ratio: the median of the ratios of each round, which a slow moment of the machine moves little.
         target: the ratio that is promised, None where nothing is.
         unit: of what was measured, empty for seconds.
+        lacks: why nothing was measured, such as `no GPU here`; empty where something was.
     """
 
     what: str
@@ -28,6 +29,7 @@ class Row:
     ratio: float
     target: float | None = None
     unit: str = ""
+    lacks: str = ""
 
 
 def interleave(
@@ -69,6 +71,27 @@ def compare(
     ]
 
 
+def leave_out(what: str, other: str, target: float, lacks: str) -> Row:
+    """Return the row of what cannot be measured here.
+
+    Args:
+        what: see `Row`.
+        other: see `Row`.
+        target: see `Row`.
+        lacks: why not.
+    """
+    nothing = float("nan")
+    return Row(
+        what=what,
+        other=other,
+        ours_s=nothing,
+        other_s=nothing,
+        ratio=nothing,
+        target=target,
+        lacks=lacks,
+    )
+
+
 def show_time(seconds: float) -> str:
     """Return seconds with a unit that leaves about three digits."""
     for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
@@ -85,12 +108,12 @@ def render(rows: Sequence[Row]) -> str:
             row.what,
             row.other,
             *(
-                f"{value:.3g} {row.unit}" if row.unit else show_time(value)
+                f"{value:.3g} {row.unit}" if row.unit else "" if row.lacks else show_time(value)
                 for value in (row.ours_s, row.other_s)
             ),
-            f"{row.ratio:.2f}",
+            "" if row.lacks else f"{row.ratio:.2f}",
             "" if row.target is None else f"<= {row.target:g}",
-            "" if row.target is None else ("met" if row.ratio <= row.target else "MISSED"),
+            row.lacks or ("" if row.target is None else "met" if row.ratio <= row.target else "MISSED"),
         )
         for row in rows
     ]

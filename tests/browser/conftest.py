@@ -137,8 +137,34 @@ class Lab:
                 self.ask(f"/api/sessions/{session['id']}", "DELETE")
 
 
+def list_lab_flags(lab: Lab) -> list[str]:
+    """Return what starts a server of JupyterLab and Notebook 7, after `python`."""
+    return [
+        "-m",
+        "jupyterlab",
+        "--ServerApp.port_retries=0",
+        f"--IdentityProvider.token={lab.token}",
+        f"--ServerApp.root_dir={lab.root}",
+        "--expose-app-in-browser",
+        "--JupyterNotebookApp.expose_app_in_browser=True",
+    ]
+
+
+def list_classic_flags(lab: Lab) -> list[str]:
+    """Return what starts a server of the classic notebook, version 6, after `python`."""
+    return [
+        "-m",
+        "notebook",
+        "--NotebookApp.port_retries=0",
+        f"--NotebookApp.token={lab.token}",
+        f"--NotebookApp.notebook_dir={lab.root}",
+    ]
+
+
 @contextmanager
-def serve_lab(folder: Path) -> Iterator[Lab]:
+def serve_lab(
+    folder: Path, python: str = sys.executable, flags: Callable[[Lab], list[str]] = list_lab_flags
+) -> Iterator[Lab]:
     """Run a server whose files are all in a folder; yields it when it answers."""
     for name in ("config", "data", "runtime", "ipython", "settings", "workspaces", "root", "hf"):
         (folder / name).mkdir()
@@ -159,10 +185,7 @@ def serve_lab(folder: Path) -> Iterator[Lab]:
     )
     with (folder / "log.txt").open("w") as log:
         server = subprocess.Popen(
-            [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-             f"--port={port}", "--ServerApp.port_retries=0", f"--IdentityProvider.token={lab.token}",
-             f"--ServerApp.root_dir={lab.root}", "--expose-app-in-browser",
-             "--JupyterNotebookApp.expose_app_in_browser=True"],
+            [python, *flags(lab), "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"],
             env=_environment(folder), stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
     try:

@@ -164,6 +164,62 @@ def test_it_lives_in_every_copy(page: Any, run_cells: Callable[..., str]) -> Non
     assert "✓ done" in text, "workers that ask whether to stop return"
 
 
+LEGEND = "div:has(> span:text-is('ranks'))"
+MANY = """
+import os, time
+from notebook_accel import notebook_launcher, print_metrics
+
+def log(name):
+    rank = int(os.environ["RANK"])
+    for step in range(60):
+        print_metrics(step=step, loss=(1 + rank / 4) / (step + 1), speed=100 + rank)
+    while not os.path.exists(name):
+        time.sleep(0.05)
+
+run = notebook_launcher(log, ("ended",), num_processes=10, block=False)
+"""
+ALL_LOGGED = "while len(run.rank_metrics()) < 600:\n    time.sleep(0.05)"
+
+
+def read_legend(view: Any) -> str:
+    return " ".join(view.locator(LEGEND).inner_text().split())
+
+
+@pytest.mark.parametrize("theme", ["Light", "Dark"])
+def test_ranks_are_laid_over_each_other(
+    lab: Lab, page: Any, run_cells: Callable[..., str], theme: str, tmp_path: Path
+) -> None:
+    name = run_cells([MANY, ALL_LOGGED], theme=theme)
+    live = page.locator(VIEW)
+    live.locator("svg[aria-label*='step 59']").wait_for()
+    assert live.locator(LEGEND).count() == 0, "only where it is asked for"
+    page.get_by_label("a line for each rank").check()
+    live.locator("svg[aria-label^='each rank']").wait_for()
+    assert read_legend(live) == "ranks ━ 0 ━ 1 ━ 2 ━ 3 ━ 4 ━ 5 ━ 6 ━ 7 of 10"
+    for part in ("svg text", "div:has(> span + span)"):
+        assert contrast(page, f"{VIEW} {part}") >= 4, part
+    page.screenshot(path=tmp_path / f"ranks {theme}.png")
+    page.get_by_label("ranks", exact=True).select_option(["1", "9"])
+    live.locator("svg title", has_text="rank 9").first.wait_for(state="attached")
+    live.locator(LEGEND).filter(has_text="9").wait_for()
+    assert read_legend(live) == "ranks ━ 1 ━ 9 of 10"
+    said = live.locator("svg title").all_text_contents()
+    assert "step 0\nrank 1 1.25\nrank 9 3.25" in said
+    page.screenshot(path=tmp_path / f"chosen {theme}.png")
+    (lab.root / "ended").touch()
+    final = page.locator(STATIC)
+    final.get_by_text("metrics of each rank").click()
+    picture = final.locator("img[alt='metrics of each rank']")
+    picture.wait_for()
+    assert picture.evaluate("node => node.naturalWidth") > 100
+    assert read_legend(final) == "ranks ━ 1 ━ 9 of 10", "as it was chosen"
+    picture.scroll_into_view_if_needed()
+    page.screenshot(path=tmp_path / f"saved ranks {theme}.png")
+    page.evaluate(SAVE)
+    assert "metrics of each rank" in (lab.root / name).read_text()
+    (lab.root / "ended").unlink()
+
+
 def test_stop_ends_a_blocking_run(page: Any, run_cells: Callable[..., str]) -> None:
     run_cells([SLEEP], more=["notebook_launcher(sleep, num_processes=2)"])
     assert stop(page) < 60, "what the workers do would go on for longer"

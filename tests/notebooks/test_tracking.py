@@ -53,6 +53,17 @@ def test_metrics_reach_the_record_and_print_nothing(kernel: Kernel, method: str,
         "done": [[None, 1.0]],
     }
     assert 0 <= age < 600
+    of_ranks = kernel.run(
+        """
+        def read(rank=None):
+            table = runs()[-1].rank_metrics(rank)
+            rows = table if isinstance(table, list) else table.to_dict("records")
+            return sorted((row["rank"], row["step"], row["metric_rank"]) for row in rows if row["step"] is not None)
+        print(json.dumps([read(), read(0)]))
+        """
+    ).ok()
+    rows = [[rank, step, float(rank)] for rank in range(processes) for step in range(3)]
+    assert json.loads(of_ranks.stdout) == [rows, rows[:3]], "each rank has its own"
 
 
 def test_messages_in_order_come_in_order(kernel: Kernel) -> None:

@@ -279,7 +279,7 @@ def render_values(metrics: Mapping[str, Sequence[Point]], panels: Sequence[Panel
         metrics: the points of each metric, oldest first.
         panels: what is drawn.
     """
-    drawn = {name for panel in panels for name in panel.series}
+    drawn = {name for panel in panels for name in (*panel.series, panel.title)}
     rest = {name: points for name, points in metrics.items() if name not in drawn}
     shown = {
         name: format_short(points[-1].value) for name, points in itertools.islice(rest.items(), MAX_SERIES)

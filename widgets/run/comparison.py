@@ -13,7 +13,7 @@ from notebook_accel.launch.run import Run
 
 from . import chart
 from .labels import format_short
-from .lines import WRONG
+from .lines import WRONG, render_fold
 from .page import embed_chart, find_steep
 from .table import CELL, SIGNS, join_table
 
@@ -66,7 +66,7 @@ def render_comparison(runs: Sequence[Run]) -> str:
     steep = {name: replace(run, metrics=find_steep(run.metrics)) for name, run in compared.items()}
     if logarithmic := chart.compare_panels(steep, log=True):
         drawn = embed_chart(logarithmic, words, log=True)
-        parts.append(f"<details><summary>logarithmic</summary>{drawn}</details>")
+        parts.append(render_fold("logarithmic", drawn))
     return f'<div class="accel-runs" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'
 
 

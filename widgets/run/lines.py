@@ -164,11 +164,24 @@ def render_box(
     note = describe_hidden_lines(rank, output, log_dir, number)
     left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
     shown = render_lines(rank, output, describe_place(rank, log_dir, number))
-    return (
-        f"<details{' open' if is_open else ''}><summary>{title}</summary>{left_out}"
+    box = (
         f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto;display:flex;'
-        f'flex-direction:column-reverse"><div style="flex-shrink:0">{shown}</div></div></details>'
+        f'flex-direction:column-reverse"><div style="flex-shrink:0">{shown}</div></div>'
     )
+    return render_fold(title, left_out + box, is_open=is_open)
+
+
+def render_fold(title: str, content: str, *, is_open: bool = False) -> str:
+    """Return a part of a page that opens by a click on its title, as HTML.
+
+    Args:
+        title: as HTML.
+        content: as HTML.
+        is_open: whether it is open at first.
+    """
+    # the classic notebook would leave out the sign that there is something to open
+    head = f'<summary style="display:list-item">{title}</summary>'
+    return f"<details{' open' if is_open else ''}>{head}{content}</details>"
 
 
 # -- what a saved notebook keeps

@@ -12,8 +12,8 @@ from notebook_accel.events import Display
 from notebook_accel.launch.durations import format_duration
 from notebook_accel.stream.series import Point
 
-from . import ansi, chart
-from .lines import MARKED, PRE, WRONG, classify_lines, describe_place, is_shared, render_box
+from . import ansi, chart, ranks
+from .lines import MARKED, PRE, WRONG, classify_lines, describe_place, is_shared, render_box, render_fold
 from .picture import BAD, Bar, FailureSummary, Picture, sort_ranks
 from .table import (
     MOST_ROWS,
@@ -27,7 +27,6 @@ from .table import (
 )
 
 _PLAIN_LINES: Final = 20
-_USAGE_POINTS: Final = 120  # of a line: a saved notebook has them all
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
@@ -116,6 +115,8 @@ def _render_bar(who: str, bar: Bar) -> str:
 def render_chart(picture: Picture, *, log: bool = False) -> str:
     """Return the charts of the metrics, and the last values of those that have no chart, as HTML.
 
+    Where ranks are laid over each other, a chart has a line for each of them.
+
     Args:
         picture: the run.
         log: whether the y axes are logarithmic.
@@ -123,8 +124,12 @@ def render_chart(picture: Picture, *, log: bool = False) -> str:
     Returns:
         HTML; empty without a metric.
     """
-    panels = chart.make_panels(picture.metrics, picture.started, log=log)
-    drawn = chart.render_svg(panels, chart.describe_last_values(picture.metrics), log=log)
+    words = chart.describe_last_values(picture.metrics)
+    if panels := ranks.make_panels(picture, log=log):
+        drawn = ranks.render_legend(picture) + chart.render_svg(panels, f"each rank, {words}", log=log)
+    else:
+        panels = chart.make_panels(picture.metrics, picture.started, log=log)
+        drawn = chart.render_svg(panels, words, log=log)
     return drawn + chart.render_values(picture.metrics, panels)
 
 
@@ -139,7 +144,7 @@ def render_usage(picture: Picture) -> str:
 
 def _list_usage(picture: Picture) -> list[chart.Panel]:
     lines = {name: chart.Compared(points, picture.started) for name, points in picture.history.items()}
-    return chart.compare_panels(lines, limit=_USAGE_POINTS)
+    return chart.compare_panels(lines, limit=ranks.POINTS)
 
 
 # -- notices
@@ -225,12 +230,14 @@ def render_page(picture: Picture) -> str:
         parts.append(render_table(picture))
         if MOST_ROWS < len(picture.ranks) <= MOST_SINGLE:
             table = render_table(picture, every_rank=True)
-            parts.append(f"<details><summary>all ranks</summary>{table}</details>")
+            parts.append(render_fold("all ranks", table))
     parts.append(render_notice(picture))
     parts.append(render_bars(picture))
     parts.append(_render_static_chart(picture))
+    if laid := _render_laid(picture):
+        parts.append(render_fold("metrics of each rank", laid))
     if used := embed_chart(_list_usage(picture), "memory and load of the ranks"):
-        parts.append(f"<details><summary>memory and load</summary>{used}</details>")
+        parts.append(render_fold("memory and load", used))
     if picture.background:
         parts.append(render_displays(picture.displays))
     parts += _render_boxes(picture)
@@ -260,8 +267,16 @@ def _render_static_chart(picture: Picture) -> str:
     steep = find_steep(picture.metrics)
     if panels := chart.make_panels(steep, picture.started, log=True):
         logarithmic = embed_chart(panels, chart.describe_last_values(steep), log=True)
-        shown += f"<details><summary>logarithmic</summary>{logarithmic}</details>"
+        shown += render_fold("logarithmic", logarithmic)
     return shown
+
+
+def _render_laid(picture: Picture) -> str:
+    """Return charts with a line for each rank; empty where all have logged the same."""
+    if len(picture.rank_metrics) < 2 or ranks.are_alike(picture.rank_metrics):
+        return ""
+    drawn = embed_chart(ranks.make_panels(picture), "metrics of each rank")
+    return drawn and f"{ranks.render_legend(picture)}{drawn}"
 
 
 def find_steep(metrics: Mapping[str, Sequence[Point]]) -> dict[str, Sequence[Point]]:

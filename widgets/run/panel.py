@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import ipywidgets
 
+from notebook_accel.stream.series import Point
 from notebook_accel.stream.sinks import escape_surrogates
 
-from . import page, table
+from . import page, ranks, table
 from .figures import Figures, close_whole
 from .panes import Panes, choose_panes
 from .parts import handle_clicks_during_cells, set_trait
@@ -19,7 +20,9 @@ from .picture import Picture
 _CHART_SECONDS: Final = 1.0
 # The element of the widget itself scrolls, because it stays when the text inside it changes. With the reversed
 # direction it shows the newest line. If the user has scrolled up, it keeps that distance from the newest line.
+# ipywidgets 7 brings a lighter red to the classic notebook, which is white.
 _STYLE: Final = """<style>
+body.notebook_app .accel-run { --jp-error-color1: #d32f2f; }
 .accel-run { max-width: 64em; }
 .accel-run .widget-html-content { line-height: 1.4; }
 .accel-run .widget-html { overflow: visible; }
@@ -31,7 +34,12 @@ _STYLE: Final = """<style>
 </style>"""
 
 
-_CHOICES: Final = {"every": "all ranks", "log": "log scale", "load": "memory and load"}
+_CHOICES: Final = {
+    "every": "all ranks",
+    "log": "log scale",
+    "each": "a line for each rank",
+    "load": "memory and load",
+}
 """What the user may choose, by the name of its part."""
 
 
@@ -102,6 +110,13 @@ class Panel:
             self._figures.show(picture.displays)
         self._arrange(picture)
 
+    @property
+    def laid(self) -> Sequence[int] | None:
+        """The ranks whose metrics the user has chosen to see over each other; None without this choice."""
+        if not self._is_chosen("each"):
+            return None
+        return tuple(self._parts["ranks"].value) if "ranks" in self._parts else ()
+
     def end(self, html: str) -> None:
         """Show the static page in place of the widgets, and close these.
 
@@ -122,13 +137,17 @@ class Panel:
         has_more = len(picture.bars) > 1 or len(picture.ranks) > table.MOST_ROWS
         has_more = has_more and len(picture.ranks) <= table.MOST_SINGLE
         chart = self._find_filled("chart")
-        choices = (["log"] if chart else []) + (["load"] if picture.history else [])
+        choices = ["log"] if chart else []
+        choices += ["each"] if chart and len(picture.measured) > 1 else []
+        choices += ["load"] if picture.history else []
         parts: list[Any] = [self.box.children[0], self._upper, *self._find_filled("table", "notice", "bars")]
         parts += [self._make_choice("every")] if has_more else []
         parts += chart
         if choices:
             parts.append(self._make_part("choices", ipywidgets.HBox, "accel-run-choices"))
             set_trait(parts[-1], "children", tuple(map(self._make_choice, choices)))
+        if "each" in choices and self._is_chosen("each") and len(picture.measured) > ranks.MOST_LAID:
+            parts.append(self._make_list(picture))
         parts += self._find_filled("usage")
         parts += [self._panes.box, *self._find_filled("hidden")] if self._panes is not None else []
         parts += [self._figures.box] if self._figures is not None and self._figures.box.children else []
@@ -168,13 +187,28 @@ class Panel:
             box.observe(self._on_choice, names="value")
         return self._parts[name]
 
+    def _make_list(self, picture: Picture) -> Any:
+        """Return the list of the ranks that have metrics, to choose some of them."""
+        known = self._parts.get("ranks")
+        shown = self._make_part("ranks", lambda: ipywidgets.SelectMultiple(description="ranks", rows=6))
+        if known is None:
+            shown.layout.width, shown.style.description_width = "14em", "initial"
+            shown.observe(self._on_choice, names="value")
+        if tuple(shown.options) != picture.measured or (picture.rank_metrics and not shown.value):
+            chosen = shown.value or tuple(picture.rank_metrics)
+            with shown.hold_sync():  # new options choose none, for a moment
+                shown.options = picture.measured
+                shown.value = [rank for rank in chosen if rank in picture.measured]
+        return shown
+
     def _is_chosen(self, name: str) -> bool:
         return name in self._parts and bool(self._parts[name].value)
 
     def _show_chart(self, picture: Picture) -> None:
         state = (
             self._is_chosen("log"),
-            [(name, len(points), points[-1]) for name, points in picture.metrics.items()],
+            [_get_state(picture.metrics), *map(_get_state, picture.rank_metrics.values())],
+            tuple(picture.rank_metrics),
         )
         if state != self._chart_state:
             self._chart_state = state
@@ -185,3 +219,7 @@ class Panel:
 
     def _on_choice(self, _: Any) -> None:
         self._next_chart = 0.0
+
+
+def _get_state(metrics: Mapping[str, Sequence[Point]]) -> object:
+    return [(name, len(points), points[-1]) for name, points in metrics.items()]

@@ -160,6 +160,8 @@ class Picture:
         slowest: among these the rank that is furthest behind; None without bars.
         outputs: output by rank, for ranks whose output is to be shown.
         metrics: the points of each metric, oldest first.
+        measured: the ranks that have metrics.
+        rank_metrics: the points of each metric of the ranks that are laid over each other; empty where none are.
         history: what was measured of ranks so far: points by rank, or `most` and so on of many, and by quantity.
         displays: figures and other displays of the ranks, oldest first.
         failure: the failure that came first; None without one.
@@ -182,6 +184,8 @@ class Picture:
     slowest: int | None = None
     outputs: Mapping[int, Output] = field(default_factory=dict)
     metrics: Mapping[str, tuple[Point, ...]] = field(default_factory=dict)
+    measured: tuple[int, ...] = ()
+    rank_metrics: Mapping[int, Mapping[str, Sequence[Point]]] = field(default_factory=dict)
     history: Mapping[str, Mapping[str, tuple[Point, ...]]] = field(default_factory=dict)
     displays: tuple[Display, ...] = ()
     failure: FailureSummary | None = None
@@ -262,6 +266,7 @@ def make_picture(
         ),
         outputs={rank: _make_output(record, rank, unfinished.get(rank, ())) for rank in shown},
         metrics={name: tuple(points) for name, points in list(record.metrics.items())},
+        measured=tuple(record.measured_ranks),
         history=history or {},
         displays=tuple(event for (rank, _), event in list(record.displays.items()) if rank in chosen),
         failure=_summarize_failure(run),

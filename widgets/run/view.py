@@ -6,6 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from notebook_accel.events import ClearOutput, Display, Event, Phase
@@ -13,7 +14,7 @@ from notebook_accel.launch.run import GRACE, Run
 from notebook_accel.notices import tell
 from notebook_accel.stream.sinks import Sink, publish
 
-from . import page
+from . import page, ranks
 from .lines import keep_all
 from .panel import Panel
 from .picture import Picture, Usage, make_picture
@@ -130,10 +131,19 @@ class RunView(Sink):
 
     def _make_final(self) -> dict[str, str]:
         """Return what stays of the run in a saved notebook."""
-        return page.make_bundle(keep_all(self._make_picture(), self._run.record))
+        return page.make_bundle(keep_all(self._make_picture(lays=True), self._run.record))
 
-    def _make_picture(self) -> Picture:
-        return make_picture(self._run, self._read_usage(), self._meter.history.read())
+    def _make_picture(self, *, lays: bool = False) -> Picture:
+        """Return the run as it is now, with the metrics of ranks where the user has asked for them, or the caller."""
+        picture, record = (
+            make_picture(self._run, self._read_usage(), self._meter.history.read()),
+            self._run.record,
+        )
+        chosen = None if self._panel is None else self._panel.laid
+        if chosen is None and not lays:
+            return picture
+        laid = ranks.choose_laid(picture.measured, chosen or (), record.failed)
+        return replace(picture, rank_metrics=ranks.read_metrics(record, laid))
 
     def _read_usage(self) -> Mapping[int, Usage]:
         run = self._run

@@ -70,6 +70,8 @@ class CellReporter:
         control: says whether somebody asked the run to stop.
     """
 
+    takes_metrics = True
+
     def __init__(self, deliver: Deliver, control: Control) -> None:
         self._deliver = deliver
         self._control = control

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from ... import environ, runtime
+from ... import environ, runtime, topology
 from ...comm.torch_dist import wait_for_leaving_ranks
 from ...events import LeaveOrder, Order, Phase, Result
 from ...stopping import StopPoint
@@ -66,6 +66,7 @@ class WorkerSpec:
         random_states: the notebook's, set before the function is called.
         sources: lines of the notebook's cells, by the file name under which they were compiled.
         serve: what the worker does instead of calling a function once: it serves calls until it is told to leave.
+        has_all_nodes: whether the launcher that starts the process has the ranks of all nodes.
         leaves_last: whether the process holds the store where all ranks meet: then it waits until the others have left.
         setup: called before the function, when all workers are started.
     """
@@ -87,6 +88,7 @@ class WorkerSpec:
     random_states: RandomStates
     sources: Mapping[str, list[str]]
     serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
+    has_all_nodes: bool = False
     leaves_last: bool = False
     setup: Callable[[], None] | None = None
 
@@ -150,7 +152,8 @@ def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
     try:
         _prepare_for_function(spec, output)
         stop_point = StopPoint()
-        reporter = WorkerReporter(emitter, output.flush, stop_point)
+        place = topology.from_environ()
+        reporter = WorkerReporter(emitter, output.flush, stop_point, place, has_all_nodes=spec.has_all_nodes)
         runtime.set_reporter(reporter)
         if spec.events.recv(len(GO)) != GO:
             return 1  # the notebook has given up

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from notebook_accel import probes, runtime
+from notebook_accel import print_metrics, probes, runtime
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.events import Metric, Phase
 from notebook_accel.launch.engines.inprocess import InProcessEngine
@@ -302,6 +302,8 @@ def ranks_track() -> tuple[Any, Any, Any]:
 class Reports:
     """Stands for the way to the notebook."""
 
+    takes_metrics = True
+
     def __init__(self) -> None:
         self.metrics_seen: list[Any] = []
 
@@ -319,7 +321,23 @@ def test_rank_0_tracks_for_all() -> None:
         [({"rank": 0.0}, 1)],
         "the accelerator has no tracker 'other', only notebook",
     )
-    assert second == ([], [], first[2])
+    assert second == ([], [({"rank": 1.0}, 1)], first[2]), "no tracker gets them, the notebook does"
+
+
+def test_a_notebook_that_keeps_no_metrics_of_this_rank_costs_it_nothing() -> None:
+    class Careful:
+        def item(self) -> float:
+            raise AssertionError("on a GPU this would wait")
+
+    reports = Reports()
+    reports.takes_metrics = False
+    runtime.set_reporter(reports)
+    try:
+        Accelerator(cpu=True).log({"loss": Careful()})
+        print_metrics(loss=1.0)
+    finally:
+        runtime.set_reporter(None)
+    assert reports.metrics_seen == []
 
 
 def test_numbers_reach_the_notebook() -> None:

@@ -25,6 +25,7 @@ from notebook_accel.events import (
 from notebook_accel.stream import record as records
 from notebook_accel.stream.bounded import History
 from notebook_accel.stream.record import MAX_BYTES, RunRecord
+from notebook_accel.stream.series import MOST_MEASURED
 
 
 def write(number: int, text: str, rank: int = 0) -> Lines:
@@ -105,6 +106,59 @@ def test_rows_of_a_long_run_keep_values_that_came_together() -> None:
     assert {later - earlier for earlier, later in itertools.pairwise(steps)} == {128}
 
 
+# -- metrics of other ranks
+
+
+def tell(rank: int, step: int, **values: float) -> Metric:
+    return Metric(rank=rank, time=10.0 * step + rank, values=values, step=step)
+
+
+def test_each_rank_has_its_own_values_and_a_metric_is_that_of_the_first_rank_that_has_it() -> None:
+    record = RunRecord()
+    for step in range(2):
+        for rank in (3, 1, 0):
+            record.apply(tell(rank, step, loss=float(rank)))
+    record.apply(tell(3, 5, own=7.0))
+    record.apply(tell(1, 5, own=6.0))
+    assert record.measured_ranks == [0, 1, 3]
+    assert {name: [point.value for point in points] for name, points in record.metrics.items()} == {
+        "loss": [0.0, 0.0],
+        "own": [6.0],
+    }
+    assert [point.value for point in record.find_metrics(3)["loss"]] == [3.0, 3.0]
+    assert record.find_metrics(2) == {}
+    assert [row["loss"] for row in record.rows() if "loss" in row] == [0.0, 0.0], "one row for each call"
+
+
+def test_where_the_first_rank_logs_elsewhere_the_next_one_counts() -> None:
+    """As in the notebook of a second node, which has ranks 8 to 15."""
+    record = RunRecord()
+    for rank in (9, 8):
+        record.apply(tell(rank, 1, loss=float(rank)))
+    assert [point.value for point in record.metrics["loss"]] == [8.0] and record.measured_ranks == [8, 9]
+
+
+def test_rows_of_ranks() -> None:
+    record = RunRecord()
+    for rank in (0, 1):
+        record.apply(tell(rank, 4, loss=0.5 + rank, time=7.0))
+    first = {"rank": 0, "step": 4, "time": 40.0, "loss": 0.5, "metric_time": 7.0}
+    second = {"rank": 1, "step": 4, "time": 41.0, "loss": 1.5, "metric_time": 7.0}
+    assert record.rank_rows() == [first, second]
+    assert record.rank_rows(1) == [second] and record.rank_rows(5) == []
+
+
+def test_the_first_rank_keeps_its_values_however_many_others_there_are() -> None:
+    record = RunRecord(max_bytes=_BOUND)
+    for event in metrics_of_ranks():
+        record.apply(event)
+    for step in range(200):
+        record.apply(tell(0, step, loss=float(step)))
+    assert len(record.metrics["loss"]) == 200
+    assert len(record.measured_ranks) == 1 + MOST_MEASURED, "and of the others some"
+    assert min(len(record.find_metrics(rank)["loss"]) for rank in record.measured_ranks) >= 5
+
+
 # -- memory
 
 _BOUND = 6_000_000
@@ -154,6 +208,18 @@ def metrics() -> Iterator[Event]:
         yield measure(number, **{f"metric {place}": number / 3 + place for place in range(40)})
 
 
+def metrics_of_ranks() -> Iterator[Event]:
+    for step in range(100):
+        for rank in range(1, 1_000):
+            yield tell(rank, step, **dict.fromkeys(("loss", "rate", "norm", "speed"), step / 3 + rank))
+
+
+def new_names_of_ranks() -> Iterator[Event]:
+    for step in range(200):
+        for rank in range(1, 64):
+            yield tell(rank, step, loss=step / 3, **{f"accuracy of step {step}": step / 7})
+
+
 def new_names() -> Iterator[Event]:
     for number in range(10_000):
         yield measure(number, loss=number / 3, **{f"accuracy of step {number}": number / 7})
@@ -192,6 +258,8 @@ def unfinished_lines() -> Iterator[Event]:
         (pictures_by_id, 0.2),
         (nested_displays, 0.1),
         (metrics, 0.1),
+        (metrics_of_ranks, 0.02),
+        (new_names_of_ranks, 0.03),
         (new_names, 0.1),
         (long_names, 0.2),
         (bars, 0.04),
@@ -225,6 +293,7 @@ def test_all_kinds_together_keep_to_the_bound() -> None:
             lines_of_wide_characters,
             pictures,
             bars,
+            metrics_of_ranks,
             new_names,
             huge_lines,
             nested_displays,

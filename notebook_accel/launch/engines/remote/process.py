@@ -156,6 +156,7 @@ def become_worker(descriptors: Descriptors, handover: Handover) -> NoReturn:
         threads=handover.threads,
         child_start_method=notes.child_start_method,
         in_background=notes.in_background,
+        has_all_nodes=True,
         directory=handover.directory,
         random_states=notes.random_states,
         sources=notes.sources,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ comm = pytest.importorskip("comm", reason="the oldest ipywidgets bring a way of 
 from comm.base_comm import BaseComm  # noqa: E402
 
 from notebook_accel.events import Line  # noqa: E402
+from notebook_accel.stream.series import Point  # noqa: E402
 from notebook_accel.widgets.run.panel import Panel  # noqa: E402
 from notebook_accel.widgets.run.picture import (  # noqa: E402
     Bar,
@@ -72,6 +74,59 @@ def test_a_choice_holds_from_the_next_picture_on(open_comms: set[str]) -> None:
     panel.show(make_picture(bars=bars, slowest=0))
     texts = [part.value for part in panel.box.children if hasattr(part, "value") and part is not choice]
     assert any("bar 1" in text for text in texts)
+
+
+def measured(laid: Sequence[int], count: int = 20) -> Picture:
+    """A picture of ranks that have logged; some of them are laid over each other."""
+    points = {rank: {"loss": [Point(step, 1.0, step + rank) for step in range(3)]} for rank in range(count)}
+    chosen = {rank: points[rank] for rank in laid}
+    return make_picture(
+        metrics={"loss": tuple(points[0]["loss"])}, measured=tuple(range(count)), rank_metrics=chosen
+    )
+
+
+def find_all(panel: Panel, kind: str) -> list[Any]:
+    boxes = [part for part in panel.box.children if type(part).__name__ in ("HBox", "VBox")]
+    return [
+        part
+        for part in (*panel.box.children, *(child for box in boxes for child in box.children))
+        if type(part).__name__ == kind
+    ]
+
+
+def test_ranks_are_laid_over_each_other_where_the_user_asks_for_it(open_comms: set[str]) -> None:
+    panel = Panel(lambda: None)
+    panel.show(measured((), count=1))
+    assert "a line for each rank" not in [box.description for box in find_all(panel, "Checkbox")]
+    panel.show(measured((), count=2))
+    (each,) = (box for box in find_all(panel, "Checkbox") if box.description == "a line for each rank")
+    assert panel.laid is None
+    each.value = True
+    assert panel.laid == ()
+    panel.show(measured((0, 1), count=2))
+    assert any("━</span> 1</span>" in text.value for text in find_all(panel, "HTML"))
+    assert not find_all(panel, "SelectMultiple"), "all that there are have a line"
+    each.value = False
+    panel.show(measured((), count=2))
+    assert panel.laid is None and not any("━</span> 1<" in text.value for text in find_all(panel, "HTML"))
+
+
+def test_of_many_ranks_some_are_chosen_from_a_list(open_comms: set[str]) -> None:
+    panel = Panel(lambda: None)
+    panel.show(measured(()))
+    (each,) = (box for box in find_all(panel, "Checkbox") if box.description == "a line for each rank")
+    each.value = True
+    panel.show(measured(()))  # made before the user's click
+    panel.show(measured(range(8)))
+    (chooser,) = find_all(panel, "SelectMultiple")
+    assert chooser.value == tuple(range(8)), "the list shows what is drawn"
+    chooser.value = (3, 19)
+    assert panel.laid == (3, 19)
+    panel.show(measured((3, 19), count=24))
+    assert chooser.value == panel.laid == (3, 19) and chooser.options[-1] == 23
+    assert any("━</span> 19</span>" in text.value for text in find_all(panel, "HTML")), "at once"
+    panel.end("the end")
+    assert len(open_comms) <= 5
 
 
 def test_halves_of_characters_are_escaped(open_comms: set[str]) -> None:
