@@ -16,6 +16,7 @@ from tests.notebooks.kernel import SLEEP, Kernel, wait_until
 pytestmark = pytest.mark.notebook
 SECONDS = 60.0  # in which all workers, and all that they have started, are gone
 
+LIVES_ON = "there are neither sessions nor groups of processes: what a worker has started and left lives on"
 WORK = """
 import ctypes, subprocess, time, os, torch, torch.distributed as dist
 
@@ -134,7 +135,13 @@ def outliving(processes: list[psutil.Process]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", FORMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.not_on("win32", LIVES_ON) if form.session else [])
+        for name, form in FORMS.items()
+    ],
+)
 def test_an_interrupt(kernel: Kernel, tmp_path: Path, name: str) -> None:
     form = FORMS[name]
     prepare(kernel, form, tmp_path)
@@ -166,16 +173,13 @@ def test_an_interrupt(kernel: Kernel, tmp_path: Path, name: str) -> None:
     assert not kernel.children()
 
 
-IN_C = pytest.mark.not_on("win32", "C code that holds the GIL goes on to its end, and then the worker ends")
 ENDS = [
-    pytest.param(
-        name, end, marks=[*[pytest.mark.once] * (end == "kill"), *[IN_C] * ("c code" in FORMS[name].cell)]
-    )
-    for end in ("kill", "restart")
-    for name in FORMS
+    *(pytest.param(name, "kill", marks=pytest.mark.once) for name in FORMS),
+    *((name, "restart") for name in FORMS),
 ]
 
 
+@pytest.mark.not_on("win32", LIVES_ON)
 @pytest.mark.may_leak("children", reason="the kernel that was restarted, which the rows share")
 @pytest.mark.may_leak("descriptors", reason="the connections to it")
 @pytest.mark.parametrize(("name", "end"), ENDS)

@@ -198,13 +198,28 @@ def install() -> None:
     default._default_context = multiprocessing.get_context("spawn")
 
 
-def leave_group() -> None:
-    """Leave the group of the kernel, to which Jupyter sends an interrupt: on Windows the kernel alone gets it."""
+def keep_interrupts_to_kernels() -> None:
+    """Let an interrupt of a kernel reach it alone, as on Windows: here Jupyter sends one to its group of processes."""
+    import multiprocessing.util
+    import signal
+
+    util: Any = multiprocessing.util
+    spawn = util.spawnv_passfds
+
+    def spawn_beside_group(*words: Any) -> int:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return int(spawn(*words))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    util.spawnv_passfds = spawn_beside_group
     if any("multiprocessing.spawn import spawn_main" in word for word in sys.orig_argv):
         os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 if SYSTEM:
     install()
 if SYSTEM == "win32":
-    leave_group()
+    keep_interrupts_to_kernels()

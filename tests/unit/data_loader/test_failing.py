@@ -53,7 +53,9 @@ def open_descriptors() -> int:
 @pytest.fixture
 def loader() -> Iterator[Any]:
     """A loader with two processes, which has been iterated once: that opens what multiprocessing keeps."""
-    prepared = prepare_data_loader(DataLoader(list(range(16)), batch_size=4, num_workers=2))
+    prepared = prepare_data_loader(
+        DataLoader(list(range(16)), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    )
     assert len(list(prepared)) == 4
     gc.collect()  # what earlier tests have left
     before = open_descriptors()
@@ -179,7 +181,9 @@ def test_an_error_of_the_data_set_stays_what_it_is() -> None:
     def fail(samples: list[int]) -> None:
         Path("no-such-file").read_text()
 
-    loader = prepare_data_loader(DataLoader([1], num_workers=1, collate_fn=fail))
+    loader = prepare_data_loader(
+        DataLoader([1], num_workers=1, multiprocessing_context="fork", collate_fn=fail)
+    )
     with pytest.raises(FileNotFoundError, match="no-such-file"):
         next(iter(loader))
 
@@ -220,5 +224,7 @@ class Handlers(Dataset[bool]):
 @SIGNALS
 def test_an_interrupt_comes_at_once_in_loader_processes() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    loader = prepare_data_loader(DataLoader(Handlers(), batch_size=2, num_workers=2))
+    loader = prepare_data_loader(
+        DataLoader(Handlers(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    )
     assert [batch.tolist() for batch in loader] == [[True, True]] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from multiprocessing import process
@@ -41,7 +42,7 @@ def open_socket() -> None:
 
 @pytest.mark.parametrize("was_used", [False, True])
 def test_sockets_of_multiprocessing_find_room(long_folder: Path, was_used: bool) -> None:
-    if was_used:
+    if was_used and sys.version_info < (3, 14):  # which looks for a shorter path itself
         with pytest.raises(OSError, match="AF_UNIX path too long"):
             open_socket()
     socket_folder.use_short_folder()
