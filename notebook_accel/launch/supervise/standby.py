@@ -86,11 +86,11 @@ class Standby:
             self._is_reaped = True
         return self._is_reaped
 
-    def hand_over(self, code: str, fds: Sequence[int]) -> int:
+    def hand_over(self, words: Sequence[str], fds: Sequence[int]) -> int:
         """Let the process run what a fork server runs, and return its process id.
 
         Args:
-            code: what a fresh Python would run for that.
+            words: the code that a fresh Python would run for that, and the arguments of its command line.
             fds: descriptors that it finds by the same numbers.
 
         Raises:
@@ -100,7 +100,7 @@ class Standby:
             raise NotImplementedError
         if self.has_ended or _is_stopped(self.pid):
             raise ProcessLookupError(f"process {self.pid} does not stand by any more")
-        order = json.dumps({"code": code, "fds": list(fds), **_describe_limits()})
+        order = json.dumps({"words": list(words), "fds": list(fds), **_describe_limits()})
         with self._sending:
             socket.send_fds(self._connection, [SERVE], list(fds))
             self._connection.sendall(order.encode())
@@ -397,6 +397,19 @@ def find_usable(options: Mapping[str, Any]) -> Standby | None:
     return None if options.get("start_method", "auto") != "auto" or _has_server() else standby
 
 
+def find_server(command: Iterable[str | bytes]) -> list[str]:
+    """Return the code of multiprocessing's fork server in a command line, and what follows; empty for another program.
+
+    Since Python 3.14 the arguments of this process follow.
+
+    Args:
+        command: the words, of Python.
+    """
+    words = list(map(os.fsdecode, command))
+    found = words[words.index("-c") + 1 :] if "-c" in words else []
+    return found if found and _SERVES in found[0] else []
+
+
 @contextlib.contextmanager
 def serve_by(standby: Standby | None) -> Iterator[None]:
     """Let the fork server that multiprocessing starts in the block be the process that stands by, where it can.
@@ -413,9 +426,10 @@ def serve_by(standby: Standby | None) -> Iterator[None]:
 
     def take(path: Any, args: Iterable[Any], fds: Sequence[int]) -> Any:
         args = list(args)
-        if threading.get_ident() == thread and _SERVES in os.fsdecode(args[-1]):
+        words = find_server(args)
+        if threading.get_ident() == thread and words:
             with contextlib.suppress(OSError):  # it was killed, or stands still
-                return standby.hand_over(os.fsdecode(args[-1]), fds)
+                return standby.hand_over(words, fds)
         return start(path, args, fds)
 
     with _SERVING:

@@ -131,7 +131,9 @@ def stand_by(fd: int, with_ipython: bool) -> NoReturn:
     notebook = socket_owners.find(os.getppid())
     for name in [_SHELL] * with_ipython + [_WARM]:
         _import(name)
-    code = _wait(fd)
+    code, *arguments = _wait(fd)
+    if arguments:
+        sys.argv = ["-c", *arguments]
     try:
         contextvars.Context().run(exec, code, vars(sys.modules["__main__"]))
     finally:
@@ -160,11 +162,11 @@ def _import(name: str) -> None:
     gc.freeze()  # else each fork would copy pages that it only counts references in
 
 
-def _wait(fd: int) -> str:
+def _wait(fd: int) -> list[str]:
     """Return what a fork server runs, once a launch has said so and its descriptors are in their places.
 
     Returns:
-        The code; empty where the notebook has ended.
+        The code, empty where the notebook has ended, and the arguments of the command line.
     """
     if sys.platform == "win32":
         raise NotImplementedError
@@ -174,14 +176,14 @@ def _wait(fd: int) -> str:
             _import(_COMPILER)
             data, received, _, _ = socket.recv_fds(connection, 1, _MOST_FDS)
         if not data:
-            return ""
+            return [""]
         text = b""
         while data := connection.recv(_BYTES):
             text += data
     order = json.loads(text)
     _take_limits(order)
     _place(received, order["fds"])
-    return str(order["code"])
+    return list(map(str, order["words"]))
 
 
 def _take_limits(order: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from multiprocessing import util
+from multiprocessing import forkserver, util
 from pathlib import Path
 
 import pytest
@@ -73,7 +73,7 @@ def test_a_process_that_has_ended_takes_nothing_over(sleeper: standby.Standby) -
     os.kill(sleeper.pid, 9)
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(ProcessLookupError):
-        sleeper.hand_over("code", [0])
+        sleeper.hand_over(["code"], [0])
     assert not sleeper.is_taken
 
 
@@ -88,6 +88,44 @@ def test_programs_of_others_start_as_ever_while_a_server_is_asked_for(sleeper: s
     assert util.spawnv_passfds is original
     with pytest.raises(ChildProcessError):  # no server was asked for: nobody needs it any more
         os.waitpid(sleeper.pid, os.WNOHANG)
+
+
+@pytest.mark.parametrize(
+    ("code", "more"),
+    [
+        ("from multiprocessing.forkserver import main; main(5, 6, ['torch'], **{})", []),
+        (
+            "import sys; from multiprocessing.forkserver import main; main(5, 6, [], sys_argv=sys.argv[1:])",
+            ["kernel.py", "-f", "file"],  # Python 3.14
+        ),
+        ("from multiprocessing.resource_tracker import main;main(5)", []),
+    ],
+)
+def test_a_fork_server_is_found_in_its_command_line(code: str, more: list[str]) -> None:
+    expected = [code, *more] if "forkserver" in code else []
+    command = [os.fsencode(word) for word in ("python", "-B", "-c", code, *more)]
+    assert standby.find_server(command) == expected
+    assert standby.find_server(["program"]) == []
+
+
+def test_the_fork_server_of_this_python_is_handed_over(
+    sleeper: standby.Standby, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its command line looks like in this version."""
+    given: list[list[str]] = []
+
+    def take(words: list[str], fds: list[int]) -> int:
+        given.append(words)
+        return sleeper.pid
+
+    monkeypatch.setattr(sleeper, "hand_over", take)
+    server = forkserver.ForkServer()
+    with standby.serve_by(sleeper):
+        server.ensure_running()
+    server._forkserver_pid = None  # type: ignore[attr-defined]
+    os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
+    os.unlink(server._forkserver_address)  # type: ignore[attr-defined]
+    assert len(given) == 1 and "forkserver" in given[0][0]
 
 
 def test_a_start_method_by_hand_finds_none(sleeper: standby.Standby, monkeypatch: pytest.MonkeyPatch) -> None:

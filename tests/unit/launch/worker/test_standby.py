@@ -45,6 +45,7 @@ def test_it_runs_what_it_gets_with_the_descriptors_by_their_numbers(first: bytes
     other, last = os.pipe()
     code = (
         "import os, sys; os.write({0}, b'first'); os.write({1}, b'second'); os.write({0}, __name__.encode()); "
+        "os.write({0}, ' '.join(sys.argv).encode()); "
         "os.write({0}, os.readlink('/proc/self/fd/1').encode() if sys.platform == 'linux' else b'/dev/null')"
     )
     try:
@@ -53,11 +54,11 @@ def test_it_runs_what_it_gets_with_the_descriptors_by_their_numbers(first: bytes
                 ours.sendall(first)
             numbers = [1000, 3]  # the second is likely to be in use there
             socket.send_fds(ours, [standby.SERVE], [writer, last])
-            order = {"code": code.format(*numbers), "fds": numbers, **_describe_limits()}
+            order = {"words": [code.format(*numbers), "a", "b"], "fds": numbers, **_describe_limits()}
             ours.sendall(json.dumps(order).encode())
             ours.shutdown(socket.SHUT_WR)
             assert process.wait(120) == 0
-        assert os.read(reader, 100) == b"first__main__/dev/null"
+        assert os.read(reader, 100) == b"first__main__-c a b/dev/null"
         assert os.read(other, 100) == b"second"
     finally:
         for fd in (reader, writer, other, last):
