@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import time
@@ -49,7 +50,10 @@ def start(job: Job, check: Callable[[], None]) -> None:
     descriptors.keep_server_from_forks()
     with explain_end(job, check):
         with interrupts.block_interrupt_in_children(), standby.serve_by(usable):
-            forkserver.ensure_running()
+            try:
+                forkserver.ensure_running()
+            except ConnectionError:  # Python 3.14 writes to it at once: what stood by was killed just now
+                forkserver.ensure_running()
         if server._forkserver_pid == runtime.fork_server():
             _check_it_goes_on(server._forkserver_pid)
             return
@@ -83,6 +87,7 @@ def _wait_for_answer(check: Callable[[], None]) -> None:
     """Request a process that does nothing, and wait until the server has forked it."""
     from multiprocessing import forkserver
 
+    _wait_until_it_listens(check)
     with interrupts.block_interrupt_in_children():  # one that has ended is started anew
         reader, writer = forkserver.connect_to_new_process([])
     try:
@@ -95,6 +100,25 @@ def _wait_for_answer(check: Callable[[], None]) -> None:
     finally:
         os.close(writer)
         os.close(reader)
+
+
+def _wait_until_it_listens(check: Callable[[], None]) -> None:
+    """Wait until the server has imported all where it asks for a proof, as of Python 3.14.
+
+    A request waits for that question, and nothing ends the wait. So a connection asks for it that is given up then.
+    """
+    from multiprocessing import connection, forkserver
+
+    server: Any = forkserver._forkserver
+    if not getattr(server, "_forkserver_authkey", None) or sys.platform == "win32":
+        return
+    with socket.socket(socket.AF_UNIX) as asking:
+        asking.connect(server._forkserver_address)
+        while not wait_readable(asking.fileno(), _LOOK_SECONDS):
+            check()
+            _check_it_stays(server._forkserver_pid)
+        with connection.Connection(asking.detach()) as reading:
+            reading.recv_bytes()  # else the server would take the end for an error
 
 
 def _check_it_stays(pid: int) -> None:
