@@ -204,11 +204,12 @@ class SharedMemory(Guard):
     kind = "shared_memory"
     of_the_machine = True
     FOLDER = Path("/dev/shm")
-    KERNELS = "sem.mp-"  # where workers start by spawn, what removes their semaphores ends with the kernel
+    KEPT = "sem.mp-"  # where processes do not start by fork, semaphores have a name as long as they are kept
 
     def snapshot(self) -> set[str]:
         names = os.listdir(self.FOLDER) if self.FOLDER.is_dir() else []
-        return {name for name in names if not (elsewhere.SYSTEM and name.startswith(self.KERNELS))}
+        by_fork = not elsewhere.SYSTEM and sys.version_info < (3, 14)
+        return {name for name in names if by_fork or not name.startswith(self.KEPT)}
 
     def leaks(self, before: set[str]) -> list[str]:
         new = self.snapshot() - before
