@@ -29,7 +29,7 @@ PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SPEC := pyproject.toml constraints.txt
 
-.PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-contract test-colab test-xla test-libraries
+.PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-rest test-contract test-colab test-xla test-libraries
 .PHONY: test-elsewhere test-ray test-docs test-libraries-before test-gpu test-matrix docs pictures bench soak lint format clean
 
 help:
@@ -154,7 +154,7 @@ APART := unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec "$$0" "$$@"
 CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
 IF_APART = $(if $(CAN_BE_APART),$(APART))
 NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.cpu_count() + 1)'),1)
-LANES := test-unit test-nodes test-notebooks test-colab test-libraries test-contract test-xla test-docs lint
+LANES := test-unit test-nodes test-notebooks test-rest test-colab test-libraries test-contract test-xla test-docs lint
 # A lane whose environment is still being made would begin last, after shorter ones.
 ENVIRONMENTS = $(addsuffix /stamp,$(VENV)/kernels $(COLAB) $(LIBRARIES) $(DOCS) $(if $(HAS_XLA),$(XLA))) $(VENV)/iproute2.stamp
 REPORTS := build/reports
@@ -172,10 +172,13 @@ test-unit: $(VENV)/dev.stamp
 test-notebooks: $(VENV)/dev.stamp
 	$(IF_APART) $(PY) -m pytest tests/notebooks --durations=10 $(REPORT)
 
-# All that is not a lane of its own.
 RAY := tests/nodes/test_ray.py
-ELSEWHERE := $(UNIT) $(RAY) $(addprefix tests/,benchmarks contract docs gpu libraries notebooks xla)
-test-nodes: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp $(VENV)/iproute2.stamp
+test-nodes: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
+	$(IF_APART) $(PY) -m pytest tests/nodes --ignore=$(RAY) --durations=10 $(REPORT)
+
+# All that is not a lane of its own.
+ELSEWHERE := $(UNIT) $(addprefix tests/,benchmarks contract docs gpu libraries nodes notebooks xla)
+test-rest: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp
 	$(IF_APART) $(PY) -m pytest tests $(ELSEWHERE:%=--ignore=%) --durations=10 $(REPORT)
 
 # On a busy machine Ray gives up a cluster that starts, so these begin when all else is over.
