@@ -243,13 +243,16 @@ class Workers:
     def find_own(self, call: Call) -> dict[int, Failure]:
         """Return the failures of a call, by rank, without those of ranks that were made to end.
 
-        A rank that had died, or lost a peer that had, did so by itself: an interrupt may go before the news comes.
+        A rank that had died, or lost a peer that had, did so by itself: an interrupt may go before the news comes. In a
+        call that the user stopped the interrupt came first.
 
         Args:
             call: the call that has ended.
         """
 
         def was_ended(failure: Failure) -> bool:
+            if call.was_interrupted:
+                return True
             if failure.error is None:
                 return failure.rank in self.killed
             return call.was_released or not failures.is_lost_peer(failure)
