@@ -159,13 +159,14 @@ def test_a_failure_is_the_same_on_every_node(nodes: Nodes) -> None:
     )
 
 
-def test_an_interrupt_of_one_node_ends_the_others(nodes: Nodes) -> None:
-    code = """
+@pytest.mark.parametrize("max_restarts", [0, 2])
+def test_an_interrupt_of_one_node_ends_the_others(nodes: Nodes, max_restarts: int) -> None:
+    code = f"""
         def train():
             total()
             print("go", flush=True)
             time.sleep(90)
-        launch(train)
+        launch(train, max_restarts={max_restarts})
     """
     cells = nodes.run(code, during=lambda: nodes.kernels[1].interrupt())
     assert cells[1].error is not None and cells[1].error[0] == "KeyboardInterrupt"

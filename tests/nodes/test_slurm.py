@@ -310,6 +310,12 @@ def test_the_function_is_warned_of_the_time_limit(kernel: Kernel, idle: SlurmClu
         r"job \d+ ends in (\d+) s by its time limit: accelerator.should_stop is true now", cell.stderr
     )
     assert told is not None and int(told[1]) <= 30, "of a job of a minute, half is for work"
+    again = "os.environ['SLURM_JOB_ID']"
+    cell = kernel.run(
+        f"launch(lambda: ({again}, Accelerator().should_stop), slurm={{'time': '00:01:00'}})"
+    ).ok()
+    job, has_to_stop = ast.literal_eval(cell.value)
+    assert f"job {job} ends" not in told[0] and not has_to_stop, "the cell is run again: in a job with time"
 
 
 def test_an_allocation_is_used_and_nothing_is_submitted(idle: SlurmCluster, tmp_path: Path) -> None:

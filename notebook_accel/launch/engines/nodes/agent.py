@@ -267,7 +267,7 @@ class _Agent(SimpleElasticAgent):
     def _is_failure_of_other_node(self) -> bool:
         """Return whether workers failed only because another node was lost, or restarts its workers."""
         handler = self._handler
-        if not handler.seconds_to_notice:
+        if not handler.seconds_to_notice or not self._record.failures:
             return False
         first = failures.find_first(self._record.failures)
         return failures.is_lost_peer(first) and handler.wait_for_change(handler.seconds_to_notice)

@@ -354,7 +354,8 @@ class Coordinator:
         names = ", ".join(member.node.name for member in self._members if member.node is not None)
         return (
             f"the run there has its {self._num_nodes} nodes already: {names}; "
-            "wait until it has ended, or choose another use_port on all nodes of this one"
+            "wait until it has ended, or choose another use_port on all nodes of this one; if one of them has just "
+            "died and comes back, run its cell again in 15 s: that is when the others have noticed it"
         )
 
     def _refuse(self, peers: Sequence[_Peer], text: str) -> None:

@@ -211,12 +211,22 @@ class SlurmNodes(Lender):
         keep: seconds that the allocation stays for the next launch.
         wanted: what the environment of the nodes has to be.
         use_cpu: whether the ranks leave accelerators alone.
+        notice: seconds before its time limit in which a job is none for another launch.
     """
 
-    def __init__(self, wish: Wish, job_id: str, keep: float, wanted: Wanted, *, use_cpu: bool) -> None:
+    def __init__(
+        self,
+        wish: Wish,
+        job_id: str,
+        keep: float,
+        wanted: Wanted,
+        *,
+        use_cpu: bool,
+        notice: float = 0.0,
+    ) -> None:
         self._wish, self._job_id, self._keep, self._wanted = wish, job_id, keep, wanted
         self._allocation: Allocation | None = None
-        self._use_cpu = use_cpu
+        self._use_cpu, self._notice = use_cpu, notice
         self.warm_seconds = max(keep, _LEAST_WARM_SECONDS)
         self._has_opened = False
         self._is_stopped = False
@@ -274,7 +284,8 @@ class SlurmNodes(Lender):
             self._allocation = Allocation(self._job_id)
             return self._allocation
         while isinstance(kept := get_pool().take_kept(self._wish.key), Allocation):
-            if kept.look(lambda: wait("")).is_running:
+            state = kept.look(lambda: wait(""))
+            if state.is_running and not state.is_nearly_over(self._notice):
                 self._allocation = kept
                 return kept
             kept.close()
@@ -329,7 +340,8 @@ class SlurmNodes(Lender):
         allocation, self._allocation = self._allocation, None
         if allocation is None or not allocation.is_ours:
             return
-        if is_stopped or self._is_stopped or not self._has_opened or not self._keep:
+        is_over = is_stopped or self._is_stopped or allocation.state.is_nearly_over(self._notice)
+        if is_over or not self._has_opened or not self._keep:
             allocation.close()
         else:
             get_pool().keep(self._wish.key, allocation)

@@ -149,6 +149,24 @@ class JobState:
         """Whether the job will never run again."""
         return _is_over(self.state)
 
+    def find_notice(self, seconds: float) -> float:
+        """Return how long before its end ranks are told of its time limit; half of a short job is for work.
+
+        Args:
+            seconds: of a long job.
+        """
+        if self.start is None or self.end is None:
+            return seconds
+        return min(seconds, (self.end - self.start) / 2)
+
+    def is_nearly_over(self, notice: float) -> bool:
+        """Return whether its time limit is so near that ranks are told of it.
+
+        Args:
+            notice: see `find_notice`.
+        """
+        return self.end is not None and self.end - time.time() <= self.find_notice(notice)
+
     def describe(self) -> str:
         """Return state and reason, such as `PENDING (Resources)`; of a job that has ended, the reason of its end."""
         is_old = self.is_over and not self.reason.startswith(_ENDS)

@@ -169,7 +169,10 @@ class SlurmEngine(HostsEngine):
         """Return what has the nodes of a run."""
         keep = float(job.options["slurm_keep"])
         wish, wanted = self._make_wish(job), self.describe_wanted()
-        return SlurmNodes(wish, environ.get(_JOB) or "", keep, wanted, use_cpu=uses_cpu(job.environment))
+        notice = float(job.options["slurm_notice"])
+        return SlurmNodes(
+            wish, environ.get(_JOB) or "", keep, wanted, notice=notice, use_cpu=uses_cpu(job.environment)
+        )
 
     def describe_wanted(self) -> Wanted:
         """Return what the environment of the nodes has to be."""
@@ -226,29 +229,21 @@ class SlurmWorkerGroup(HostsWorkerGroup):
     def on_look(self) -> None:
         """Ask the ranks to stop where the job's time is nearly over."""
         super().on_look()
-        notice = self._find_notice()
-        if self._find_seconds_left() > notice or self._job.serve is not None:
+        allocation = self._lender.allocation
+        if (
+            allocation is None
+            or not allocation.state.is_nearly_over(self._notice)
+            or self._job.serve is not None
+        ):
             return
         if not self._limit.stop_is_asked:
-            self._limit.stop(notice)
-            self._delivery.deliver([self._make_warning()])
+            self._limit.stop(allocation.state.find_notice(self._notice))
+            self._delivery.deliver([self._make_warning(allocation.job_id, allocation.state.end or 0.0)])
         self._before_limit.is_due(member.rank for member in self.list_running())
 
-    def _find_notice(self) -> float:
-        """Return how long before its end the ranks are told; of a short job, half of its time is for work."""
-        state = None if self._lender.allocation is None else self._lender.allocation.state
-        if state is None or state.start is None or state.end is None:
-            return self._notice
-        return min(self._notice, (state.end - state.start) / 2)
-
-    def _find_seconds_left(self) -> float:
-        allocation = self._lender.allocation
-        end = allocation.state.end if allocation is not None else None
-        return float("inf") if end is None else end - time.time()
-
-    def _make_warning(self) -> Event:
-        seconds = max(0.0, self._find_seconds_left())
-        job_id = self._lender.allocation.job_id if self._lender.allocation is not None else ""
+    @staticmethod
+    def _make_warning(job_id: str, end: float) -> Event:
+        seconds = max(0.0, end - time.time())
         text = f"job {job_id} ends in {seconds:.0f} s by its time limit: accelerator.should_stop is true now"
         return Notice(rank=-1, time=time.time(), text=text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -111,6 +112,32 @@ def make_running_nodes(monkeypatch: pytest.MonkeyPatch, *later: JobState) -> all
     assert nodes.open(lambda text: None) == []
     states[:] = later
     return nodes
+
+
+@pytest.mark.parametrize(("left", "is_taken"), [(500.0, True), (20.0, False)])
+def test_a_job_whose_time_is_nearly_over_is_none_for_the_next_launch(
+    monkeypatch: pytest.MonkeyPatch, left: float, is_taken: bool
+) -> None:
+    """Its function would be told to stop at once; nor does such a job rest."""
+    now = time.time()
+    state = JobState(job_id="3", state="RUNNING", node_list="n1", start=now - 1000, end=now + left)
+    resting: list[Any] = [allocation.Allocation("2")]
+
+    class Pool(FakePool):
+        def take_kept(self, key: object) -> Any:
+            return resting.pop() if resting else None
+
+        def keep(self, key: object, kept: object) -> None:
+            resting.append(kept)
+
+    nodes = make_nodes(monkeypatch, [state], Pool, None)
+    nodes._notice, nodes._keep = 60.0, 100.0
+    nodes.open(lambda text: None)
+    assert nodes.allocation is not None and nodes.allocation.job_id == ("2" if is_taken else "3")
+    nodes._allocation = allocation.Allocation("", nodes._wish)
+    nodes._allocation.look(lambda: None)
+    nodes.give_back(is_stopped=False)
+    assert len(resting) == int(is_taken)
 
 
 def test_a_job_that_somebody_cancels_is_not_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
