@@ -216,7 +216,9 @@ def keep_interrupts_to_kernels() -> None:
     util.spawnv_passfds = spawn_beside_group
     if any("multiprocessing.spawn import spawn_main" in word for word in sys.orig_argv):
         os.setpgid(0, 0)
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which forgets one that came before
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, handler)
 
 
 if SYSTEM:
