@@ -154,7 +154,8 @@ PLAIN = {
     "table": {"style", "aria-label"},
     "th": {"scope", "style"},
     "td": {"style"},
-    **{name: set() for name in ("summary", "thead", "tbody", "tr", "code")},
+    "summary": {"style"},
+    **{name: set() for name in ("thead", "tbody", "tr", "code")},
 }
 PLAIN["div"] |= {"aria-valuemin", "aria-valuemax"}
 
