@@ -251,8 +251,6 @@ class Workers:
         """
 
         def was_ended(failure: Failure) -> bool:
-            if call.was_interrupted:
-                return True
             if failure.error is None:
                 return failure.rank in self.killed
             return call.was_released or not failures.is_lost_peer(failure)
@@ -260,7 +258,7 @@ class Workers:
         return {
             rank: failure
             for rank, failure in call.failures.items()
-            if rank not in call.interrupted or not was_ended(failure)
+            if rank not in call.interrupted or not (call.was_interrupted or was_ended(failure))
         }
 
     def describe_stopped(self, failure: Failure) -> str:
