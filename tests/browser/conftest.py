@@ -212,9 +212,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield lab
 
 
-@pytest.fixture
-def page(lab: Lab) -> Iterator[Any]:
-    """A browser's page; errors in it fail the test."""
+@contextmanager
+def open_page(lab: Lab, not_ours: re.Pattern[str]) -> Iterator[Any]:
+    """Open a browser's page; errors in it fail the test.
+
+    Args:
+        lab: the server, whose kernels are ended afterwards.
+        not_ours: is found in errors that do not count.
+    """
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -226,7 +231,14 @@ def page(lab: Lab) -> Iterator[Any]:
         yield page
         browser.close()
     lab.end_sessions()
-    assert not [error for error in errors if not NOT_OURS.search(error)]
+    assert not [error for error in errors if not not_ours.search(error)]
+
+
+@pytest.fixture
+def page(lab: Lab) -> Iterator[Any]:
+    """A page for notebooks of the server."""
+    with open_page(lab, NOT_OURS) as opened:
+        yield opened
 
 
 @pytest.fixture

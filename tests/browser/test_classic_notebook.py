@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import CHROMIUM, FLAGS, ROOT, Lab, list_classic_flags, serve_lab
+from tests.browser.conftest import CHROMIUM, ROOT, Lab, list_classic_flags, open_page, serve_lab
 from tests.browser.test_config_form import CONTRAST, FORM
 
 pytestmark = [pytest.mark.browser, pytest.mark.notebook, pytest.mark.timeout(300)]
@@ -63,19 +63,9 @@ def classic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 def window(classic: Lab) -> Iterator[Any]:
-    """A browser's page; errors in it fail the test."""
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        page = browser.new_page(viewport={"width": 1280, "height": 1400})
-        page.set_default_timeout(90_000)
-        errors: list[str] = []
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        yield page
-        browser.close()
-    classic.end_sessions()
-    assert [error for error in errors if not NOT_OURS.search(error)] == []
+    """A page for notebooks of the server."""
+    with open_page(classic, NOT_OURS) as opened:
+        yield opened
 
 
 def run_cells(classic: Lab, page: Any, cells: list[str]) -> str:

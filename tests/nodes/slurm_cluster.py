@@ -219,6 +219,15 @@ def _wait(is_so: object) -> None:
 
 
 @contextmanager
+def keep_idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
+    """Begin and end without any job, with nodes that answer: on a busy machine they are late now and then."""
+    cluster.end_jobs()
+    _wait(lambda: set(cluster.run("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"})
+    yield cluster
+    cluster.end_jobs()
+
+
+@contextmanager
 def make_cluster(folder: Path, **more: str) -> Iterator[SlurmCluster]:
     """Make a cluster, and remove it afterwards; its files are in a folder with a short path, for its sockets.
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.nodes.ends import assert_gone, assert_in_time, read_pids
-from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
+from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, keep_idle, make_cluster, why_no_cluster
 from tests.notebooks.kernel import Cell, Kernel, wait_until
 
 pytest.importorskip("submitit")
@@ -69,11 +69,8 @@ def kernel(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    """A cluster without any job, whose nodes answer: on a busy machine they are late now and then."""
-    cluster.end_jobs()
-    assert wait_until(lambda: set(cluster.run("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"}, 60)
-    yield cluster
-    cluster.end_jobs()
+    with keep_idle(cluster):
+        yield cluster
 
 
 def test_eight_ranks_on_two_nodes_and_the_same_job_again(kernel: Kernel, idle: SlurmCluster) -> None:

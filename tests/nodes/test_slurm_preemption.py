@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
+from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, keep_idle, make_cluster, why_no_cluster
 from tests.nodes.slurm_detaching import SETUP, wait_for_ranks
 from tests.notebooks.kernel import Kernel, wait_until
 
@@ -78,10 +78,8 @@ def kernel(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 
 @pytest.fixture
 def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    cluster.end_jobs()
-    assert wait_until(lambda: set(cluster.run("sinfo", "-N", "-h", "-o", "%T").split()) == {"idle"}, 60)
-    yield cluster
-    cluster.end_jobs()
+    with keep_idle(cluster):
+        yield cluster
 
 
 def preempt(cluster: SlurmCluster, folder: Path) -> None:

@@ -41,9 +41,7 @@ _PEER_SECONDS: Final = 3.0  # in which a node 0 looks for another one at an addr
 _OWN_SECONDS: Final = 60.0  # to connect to what this process itself has opened
 _NAMED: Final = 8  # nodes that a message names
 _VERDICT_SECONDS: Final = 10.0
-_NOTICE_SECONDS: Final = (
-    3.0  # in which the word of a lost node comes, where ranks have lost the ranks of that one
-)
+_NOTICE_SECONDS: Final = 3.0  # in which the word of a lost node comes, where ranks have lost those of it
 _LEAVE_SECONDS: Final = 5.0
 _HEARD_SECONDS: Final = 10.0  # in which a thread of this process reads what another one has said
 _STOP_SECONDS: Final = 30.0
