@@ -94,7 +94,7 @@ class _DelayedInterrupt:
             with self._sending:
                 if self.was_called and not self._is_over and self._is_late():
                     self._sent_again = True
-                    _interrupt(self._main)
+                    interrupt_thread(self._main)
         self.is_insisting = False
 
 
@@ -161,15 +161,21 @@ if hasattr(os, "register_at_fork"):
 
 def _interrupt_later() -> None:
     time.sleep(_LATER_SECONDS)
-    _interrupt(threading.main_thread().ident)
+    interrupt_thread(threading.main_thread().ident)
 
 
-def _interrupt(thread: int | None) -> None:
-    """Send an interrupt to a thread, whose system calls it ends."""
-    if sys.platform == "win32" or thread is None:
-        _thread.interrupt_main()
-    else:
+def interrupt_thread(thread: int | None) -> None:
+    """Send an interrupt to a thread, whose system calls it ends. On Windows it ends a `time.sleep` of the main thread.
+
+    There only C's `raise` sets the event that `time.sleep` waits for; `_thread.interrupt_main` does not:
+    https://github.com/python/cpython/blob/3.13/Modules/signalmodule.c (`signal_handler`).
+    """
+    if sys.platform != "win32" and thread is not None:
         signal.pthread_kill(thread, signal.SIGINT)
+    elif sys.platform == "win32" and callable(signal.getsignal(signal.SIGINT)):
+        signal.raise_signal(signal.SIGINT)
+    else:
+        _thread.interrupt_main()
 
 
 @contextlib.contextmanager

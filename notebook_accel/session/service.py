@@ -33,6 +33,7 @@ from ..events import (
     Result,
     StackOrder,
 )
+from ..interrupts import interrupt_thread
 from ..launch.transfer import cell_sources, failures
 from ..launch.transfer.pickling import unpack
 from ..launch.transfer.unpicklable import pack_value
@@ -104,11 +105,11 @@ class Service:
         elif isinstance(order, InterruptOrder):
             self._interrupted = order.call
             if self._current == order.call:
-                _interrupt(self._main)
+                interrupt_thread(self._main)
         elif isinstance(order, ReleaseOrder):
             if self._current == order.call:
                 connections.close_connections_to(order.pids, order.addresses)
-                _interrupt(self._main)
+                interrupt_thread(self._main)
         elif isinstance(order, StackOrder):
             if self._current == order.call:
                 emitter = self._emitter
@@ -224,15 +225,6 @@ def _replace_exit(error: BaseException, rank: int) -> BaseException:
     return WorkerExitedError(text, rank=rank, pid=os.getpid(), exitcode=code).with_traceback(
         error.__traceback__
     )
-
-
-def _interrupt(thread: int) -> None:
-    if sys.platform == "win32":
-        import _thread
-
-        _thread.interrupt_main()
-    else:
-        signal.pthread_kill(thread, signal.SIGINT)
 
 
 @contextlib.contextmanager

@@ -197,8 +197,8 @@ SAY_GO = """
 import asyncio, threading, traceback
 
 def say_go(main=threading.main_thread().ident):
-    while "".join(traceback.format_stack(sys._current_frames()[main])).count(", in wait\\n") < 2:
-        time.sleep(0.01)  # until the run waits, and in it an event
+    while "".join(traceback.format_stack(sys._current_frames()[main])).count(", in wait\\n") < 3:
+        time.sleep(0.01)  # until the run waits, and in it an event and its condition; `start` has the last two only
     print("go", flush=True)
 """
 IN_THREAD = "threading.Thread(target=say_go).start()\n"

@@ -11,12 +11,11 @@ import psutil
 import pytest
 
 from tests.notebooks.conftest import IMPORTS
-from tests.notebooks.kernel import SLEEP, Kernel, wait_until
+from tests.notebooks.kernel import LIVES_ON, SLEEP, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 SECONDS = 60.0  # in which all workers, and all that they have started, are gone
 
-LIVES_ON = "there are neither sessions nor groups of processes: what a worker has started and left lives on"
 WORK = """
 import ctypes, subprocess, time, os, torch, torch.distributed as dist
 

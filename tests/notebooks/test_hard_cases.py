@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks.kernel import METHODS_ONCE, Kernel, wait_until
+from tests.notebooks.kernel import FRESH, METHODS_ONCE, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 
@@ -78,6 +78,7 @@ def test_each_process_cleans_up_its_own_folders(kernel: Kernel, method: str) -> 
     assert sorted(cell.lines) == ["[0] done with it", "[1] done with it"]
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 @pytest.mark.once
 def test_torchs_own_thread_pool_is_a_reason_not_to_fork(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
@@ -191,7 +192,7 @@ def test_another_class_of_the_same_name_stays_another(kernel: Kernel, method: st
 
 def test_what_cells_do_without_imports_works_in_fresh_workers(kernel: Kernel) -> None:
     cell = kernel.run(
-        """
+        f"""
         import functools, inspect
         @functools.lru_cache(maxsize=None)
         def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
@@ -201,7 +202,7 @@ def test_what_cells_do_without_imports_works_in_fresh_workers(kernel: Kernel) ->
             display("shown")
             lines = get_ipython().getoutput("echo from a shell")  # what = ! becomes; IPython 7 cannot on Python 3.12
             return fib(30), inspect.getsource(cell_function).splitlines()[1].strip(), list(lines)
-        notebook_launcher(work, num_processes=2, start_method="forkserver", output="first")
+        notebook_launcher(work, num_processes=2, start_method="{FRESH}", output="first")
         """
     ).ok()
     assert cell.value == "(832040, 'return \"here is its source\"', ['from a shell'])"
@@ -331,6 +332,7 @@ def test_an_ascii_terminal(tmp_path: Path) -> None:
     assert "[0] caf\\xe9" in done.stdout
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 def test_an_interrupt_while_the_first_fork_server_starts(fresh_kernel: Kernel) -> None:
     def interrupt() -> None:
         time.sleep(0.5)

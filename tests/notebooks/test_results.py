@@ -206,6 +206,7 @@ def test_the_announcement_is_true(kernel: Kernel) -> None:
     assert cell.stdout.startswith("Launching print on 1 CPU process, this one.")
 
 
+@pytest.mark.not_on("win32", "240 processes that are spawned take minutes")
 @pytest.mark.once
 def test_ranks_that_leave_at_once_do_not_disturb_the_others(kernel: Kernel) -> None:
     """Nor do ranks that connect while others start: a fork would copy the locks of the store's thread."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.notebooks.kernel import METHODS_ONCE, Kernel, wait_until
+from tests.notebooks.kernel import LIVES_ON, METHODS_ONCE, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 
@@ -83,6 +83,7 @@ def test_interrupt_ends_every_worker(kernel: Kernel, name: str, method: str) -> 
     assert again.value == "'works'"
 
 
+@pytest.mark.not_on("win32", "an interrupt ends workers of a launch at once")
 def test_a_worker_may_save_its_work_on_interrupt(kernel: Kernel, tmp_path: Path) -> None:
     grace = "from notebook_accel.launch.engines import attempts; attempts.INTERRUPT_GRACE = {}"
     kernel.run(grace.format(60.0)).ok()  # a rank may stand still on a busy machine
@@ -126,9 +127,11 @@ def test_a_second_interrupt_does_not_leave_workers(kernel: Kernel) -> None:
 
 FATAL = [(name, method) for name in ("ignores", "c_code", "children") for method in ("fork", "forkserver")]
 
+SPAWNED = pytest.param("children", "spawn", marks=pytest.mark.not_on("win32", LIVES_ON))
+
 
 @pytest.mark.once
-@pytest.mark.parametrize(("name", "method"), [*FATAL, ("children", "spawn")])
+@pytest.mark.parametrize(("name", "method"), [*FATAL, SPAWNED])
 def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: str) -> None:
     kernel = fresh_kernel
     kernel.run(_hang(name)).ok()

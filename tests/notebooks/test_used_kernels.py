@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebooks.conftest import IMPORTS
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.kernel import FRESH, Kernel
 
 pytestmark = pytest.mark.notebook
 
@@ -77,7 +77,7 @@ def test_after_an_accelerator_in_the_kernel(fresh_kernel: Kernel) -> None:
         """
     ).ok()
     assert cell.value == "((2, 'no'), 1, 'bf16')"
-    assert "(from a " in cell.stdout
+    assert ("(spawned)" if FRESH == "spawn" else "(from a ") in cell.stdout
     # the same in one process: the notebook's own accelerator comes back afterwards
     cell = fresh_kernel.run("notebook_launcher(ranks, num_processes=1), Accelerator().mixed_precision").ok()
     assert cell.value == "((1, 'no'), 'bf16')"
@@ -185,6 +185,7 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
     ], done.stderr
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 @pytest.mark.once
 def test_the_fork_server_imports_what_the_user_told_it_to(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
@@ -225,6 +226,7 @@ def test_the_compiler_is_imported_once_for_all_forks(plain_kernel: Kernel) -> No
     assert "(forked)" in plain_kernel.run("notebook_launcher(optimize, num_processes=2)").ok().stdout
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 @pytest.mark.once
 def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(plain_kernel: Kernel) -> None:
     cell = plain_kernel.run(
@@ -235,6 +237,7 @@ def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(plain_k
     assert cell.value == "([True, True], False)", "the kernel itself has no use for it"
 
 
+@pytest.mark.not_on("win32", "it has no fork")
 @pytest.mark.once
 def test_the_fork_server_of_other_functions_does_not_import_it(plain_kernel: Kernel) -> None:
     cell = plain_kernel.run(

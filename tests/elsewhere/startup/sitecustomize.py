@@ -153,11 +153,21 @@ def _list_instead_on_windows() -> dict[str, dict[str, Any]]:
     def load(name: str | None, *words: Any, **options: Any) -> ctypes.CDLL:
         return ctypes.CDLL(None if name == "ucrtbase" else name, *words, **options)
 
+    def raise_signal(signum: int) -> None:
+        os.kill(
+            os.getpid(), signum
+        )  # ends a sleep of the main thread, as C's `raise` does there from any thread
+
     return {
         "ctypes": {"CDLL": load},
         "mmap": {"mmap": map_memory},
         "os": {"O_BINARY": 0, "kill": kill, "name": "nt"},
-        "signal": {"CTRL_BREAK_EVENT": 1, "CTRL_C_EVENT": 0, "SIGBREAK": 21},
+        "signal": {
+            "CTRL_BREAK_EVENT": 1,
+            "CTRL_C_EVENT": 0,
+            "SIGBREAK": 21,
+            "raise_signal": raise_signal,
+        },
     }
 
 
