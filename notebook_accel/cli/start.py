@@ -15,6 +15,7 @@ from typing import Any, Final, NoReturn
 import rich_click as click
 
 from .. import environ
+from ..config import arguments
 from ..errors import HangError, LaunchError
 from ..events import Failure, RaisedError
 from ..launch.script import Script
@@ -46,7 +47,7 @@ def start(plan: Plan, script: Script, *, quiet: bool, in_place: bool = True) -> 
     try:
         job, engine = preflight.check(plan.make_request(script), "notebook-accel launch")
     except (ValueError, TypeError) as error:
-        click.echo(f"Error: {error}", err=True)
+        click.echo(f"Error: {arguments.name_as_in_files(str(error))}", err=True)
         return _REFUSED
     tee = Tee(plan.config.tee)
     console = Console(job.output, job.prefix or "", role=plan.config.role, tee=tee, quiet=quiet)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,6 +27,16 @@ def options() -> Mapping[str, Option]:
 def of_configs() -> Mapping[str, Option]:
     """Return those of the options that a config may have."""
     return {option.argument: option for option in options_of(LaunchOptions) if option.argument}
+
+
+def name_as_in_files(text: str) -> str:
+    """Return a message about arguments with their names in config files, which are those of flags too.
+
+    Args:
+        text: names arguments of `notebook_launcher`.
+    """
+    others = {name: option.name for name, option in of_configs().items() if name != option.name}
+    return re.sub(rf"\b({'|'.join(others)})\b", lambda found: others[found[1]], text)
 
 
 @functools.cache

@@ -64,12 +64,16 @@ def check(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
 
     Raises:
         ValueError, TypeError: everything that is wrong with the request, in one message.
+        KeyboardInterrupt: it was interrupted, while hosts were asked for example.
     """
     __tracebackhide__ = True
-    job, engine = resolve(request, caller)
-    if job.rendezvous.num_nodes > 1 and (exposure := node_options.find_exposure(job.rendezvous)):
-        warn(exposure)
-    return _prepare(job, engine, caller), engine
+    try:
+        job, engine = resolve(request, caller)
+        if job.rendezvous.num_nodes > 1 and (exposure := node_options.find_exposure(job.rendezvous)):
+            warn(exposure)
+        return _prepare(job, engine, caller), engine
+    except KeyboardInterrupt:  # without our own frames
+        raise KeyboardInterrupt(f"{caller}: no worker was started yet") from None
 
 
 def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:

@@ -147,7 +147,7 @@ class Run:
         __tracebackhide__ = True
         try:
             self._open_sinks()  # here: a display belongs to the cell of the thread that makes it
-            self._start_thread()
+            start_thread(self.execute, f"notebook_accel {self.job.name}")  # `result` raises what it raises
         except BaseException as error:
             self._error = error
             self._close()  # a run that has not ended would keep its devices
@@ -161,13 +161,10 @@ class Run:
         if not self._begun.is_set() and self._error is not None:
             raise self._error
 
-    def _start_thread(self) -> None:
-        start_thread(self.execute, f"notebook_accel {self.job.name}")  # `result` raises what it raises
-
     def _close(self) -> None:
         ended = None if self._outcome is None else self._outcome.ended
         self._seconds = self._start.seconds if ended is None else max(0.0, ended - self._start.wall)
-        self.job = self.job.without_work()
+        self.job, self.record.is_over = self.job.without_work(), True
         self._traceback = None if self._error is None else self._error.__traceback__
         try:
             for sink in self._sinks:
@@ -270,6 +267,9 @@ class Run:
         Args:
             rank: whose; None is all ranks. Of over 64 every second, fourth and so on is measured. Of any but the first,
                 what comes faster than ten times a second is left out after the first 500 rows.
+
+        Raises:
+            ValueError: the run has ended, and had no such rank.
         """
         return make_table(self.record.rank_rows(rank))
 
@@ -277,7 +277,7 @@ class Run:
         """Return the last lines of output.
 
         Args:
-            rank: whose lines; None is all ranks.
+            rank: whose lines; None is all ranks. As in `rank_metrics`, one that an ended run did not have is an error.
         """
         return self.record.lines(rank)
 
@@ -291,7 +291,7 @@ class Run:
         count, kind = self.job.local_world_size, "process" if self.job.local_world_size == 1 else "processes"
         after = f"{'for' if self._seconds is None else 'after'} {format_duration(self.seconds)}"
         words = [f"{self.job.name} on {count} {kind}: {self.status}", after]
-        words += [f"{self.steps} steps"] if self.steps else []
+        words += filter(None, [f"{self.steps} steps" if self.steps else "", self._engine.describe_place()])
         if (error := self.failure) is not None and self.status == "failed":
             words.append(failures.describe_error(error))
         return f"<Run {', '.join(words)}>"
@@ -434,7 +434,7 @@ class Run:
         self._sinks, self._sink_makers, self._executor, self._outcome = [], (), None, None
         self._seconds = self._error = None
         try:
-            self._start_thread()
+            start_thread(self.execute, f"notebook_accel {self.job.name}")  # `result` raises what it raises
         except LaunchError:
             self._close()
             self._control.leave()

@@ -45,7 +45,7 @@ _METRICS, _OF_RANKS, _DISPLAYS, _BARS, _TAILS, _LEAST = 1 / 3, 1 / 12, 1 / 4, 1 
 
 @dataclass(eq=False, repr=False)  # its fields would fill the cell with megabytes
 class RunRecord:
-    """State of a run by rank. Only `apply` and `apply_all` write it; other threads may read.
+    """State of a run by rank. Only `apply` and `apply_all` write it, but for `is_over`; other threads may read.
 
     It takes about `max_bytes` of memory, however much is told. Failures and results are not counted, for the run needs
     them; and the newest display is kept, whatever its size.
@@ -67,6 +67,7 @@ class RunRecord:
         nodes: the host or node of each rank that was launched on hosts or a cluster.
         displays: the last displays, updates applied, oldest first.
         restarts: how often the workers were started again.
+        is_over: whether the run has ended. Its ranks are all known then.
     """
 
     max_bytes: int = MAX_BYTES
@@ -84,6 +85,7 @@ class RunRecord:
     line_counts: dict[int, int] = field(default_factory=dict, init=False)
     displays: NewestByKey[tuple[int, str], Display] = field(init=False)
     restarts: int = field(default=0, init=False)
+    is_over: bool = field(default=False, init=False)
     unfinished: NewestByKey[tuple[int, Stream], Unfinished] = field(init=False)
     _metrics: Metrics[str] = field(init=False)  # of the first rank of the run
     _of_ranks: Metrics[tuple[int, str]] = field(init=False)  # of the others
@@ -323,8 +325,9 @@ class RunRecord:
         """Return the metrics of ranks as `rows` does, with the `rank` of each row, oldest first.
 
         Args:
-            rank: whose; None is all that are measured.
+            rank: whose; None is all that are measured. See `lines`.
         """
+        self._check_rank(rank)
         ranks = self.measured_ranks if rank is None else [rank]
         rows = [row for one in ranks for row in _make_rows(self.find_metrics(one), one)]
         return sorted(rows, key=lambda row: row["time"])
@@ -346,9 +349,16 @@ class RunRecord:
         """Return the lines that are still kept.
 
         Args:
-            rank: of this rank only; None for all.
+            rank: of this rank only; None for all. One that an ended run did not have is a ValueError.
         """
+        self._check_rank(rank)
         return [*self._shown.texts(rank)]
+
+    def _check_rank(self, rank: int | None) -> None:
+        known = {*self.phases, *self.line_counts} - {-1}
+        if self.is_over and known and rank is not None and rank not in known:
+            ranks = f"rank {min(known)} alone" if len(known) == 1 else f"ranks {min(known)} to {max(known)}"
+            raise ValueError(f"rank={rank!r}: the run had {ranks}")
 
     def find_tail(self, rank: int) -> list[Line]:
         """Return the newest lines of a rank: `MAX_TAIL`, or fewer where long lines or many ranks take much memory.

@@ -149,7 +149,7 @@ def test_a_node_dies(kernel: Kernel) -> None:
     )
     assert cell.error is not None and cell.error[0] == "WorkerError"
     assert "is lost: its node" in cell.error[1] and "died" in cell.error[1]
-    assert "no restart 1 of 1: num_processes=2: each needs 1 CPU, and Ray has room for 1" in cell.stdout
+    assert "no restart 1 of 1: num_processes=2: each needs 1 CPU, and Ray has room for 1" in cell.stderr
 
 
 def test_a_kernel_outside_the_cluster(tmp_path_factory: pytest.TempPathFactory, kernel: Kernel) -> None:

@@ -122,6 +122,7 @@ def test_a_job_that_waits_says_why_and_an_interrupt_cancels_it(kernel: Kernel, i
     assert wait_until(lambda: idle.jobs() == [other], PATIENCE)
     cell = kernel.run("print('go', flush=True) or launch(wait)", timeout=PATIENCE, during=kernel.interrupt)
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
+    assert re.fullmatch(r"wait: job \d+ was cancelled, it had not begun", cell.error[1])
     assert wait_until(lambda: idle.jobs() == [other], PATIENCE)
 
 
@@ -411,6 +412,7 @@ def test_a_session_on_two_nodes(kernel: Kernel, idle: SlurmCluster) -> None:
         timeout=PATIENCE,
     ).ok()
     assert cell.value == "['n1', 'n2']"
+    assert "The session's nodes stay 120 s after its end for the next launch." in cell.stderr
 
 
 def test_a_session_by_the_magic(kernel: Kernel, idle: SlurmCluster) -> None:

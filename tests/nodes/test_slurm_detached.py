@@ -84,6 +84,7 @@ def test_a_run_outlives_its_kernel(cluster: SlurmCluster, kernel: Kernel, tmp_pa
         said = [line for line in cell.lines if line.endswith(f"of rank {rank}")]
         assert said == [f"[{rank}] step {step} of rank {rank}" for step in range(4)]
     assert re.search(rf"Job {job}: train on 2 processes on 2 nodes, launched .* ago", cell.stdout)
+    assert f", job {job}>" in kernel.run("runs()[-1]").ok().value
     assert wait_until(lambda: job not in cluster.jobs(), PATIENCE)
     cell = kernel.run(
         "again = attach(block=False, view='none')  # the newest\n"

@@ -331,7 +331,7 @@ def test_a_restart_waits_for_a_host_that_comes_back(kernel: Kernel, hosts: SshHo
     cell = kernel.run(
         f"""
         print("go", flush=True)
-        while not any("Waiting for hosts" in phase.detail for phase in list(run.record.phases.values())):
+        while "Waiting for hosts" not in run.record.notice:
             time.sleep(0.05)
         Path({str(tmp_path)!r}, "waits").touch()
         run.result(), run.record.restarts
@@ -359,7 +359,7 @@ def test_a_restart_gives_a_host_up_that_stays_away(kernel: Kernel, hosts: SshHos
     assert wait_until(lambda: all(file.exists() for file in began), 100)
     with hosts.server_gone(1):
         cell = kernel.run(
-            "run.wait(), run.status, str(run.failure), repr(run.record.phases[-1])", timeout=PATIENCE
+            "run.wait(), run.status, str(run.failure), run.record.notice", timeout=PATIENCE
         ).ok()
     assert "'failed'" in cell.value and "is lost" in cell.value
     assert "no restart 1 of 1" in cell.value and "join_timeout" in cell.value

@@ -11,7 +11,7 @@ from typing import Any, Final, Generic, Literal, TypeVar
 
 from ... import interrupts
 from ...errors import LaunchError
-from ...events import Phase
+from ...events import Notice, Phase
 from ...stream.record import RunRecord
 from ..job import Job
 from ..supervise.control import Control, StopAsked
@@ -146,7 +146,8 @@ def _make_wait(deliver: Deliver, control: Control) -> Wait:
         nonlocal shown
         if text and text != shown:
             shown = text
-            _say(deliver, "starting", text)
+            _say(deliver, "starting", "")
+            _tell(deliver, text)
         deliver([])
         control.check()
 
@@ -156,7 +157,7 @@ def _make_wait(deliver: Deliver, control: Control) -> Wait:
 def _announce_restart(job: Job, deliver: Deliver, number: int, cause: str, obstacle: str) -> bool:
     """Say that the workers start again and why, or why they cannot; return whether they can."""
     if obstacle:
-        _say(deliver, "starting", f"no restart {number} of {job.max_restarts}: {obstacle}")
+        _tell(deliver, f"no restart {number} of {job.max_restarts}: {obstacle}")
     else:
         _say(deliver, "restarting", f"{cause}; restart {number} of {job.max_restarts}")
     return not obstacle
@@ -226,3 +227,7 @@ def make_outcome(
 
 def _say(deliver: Deliver, name: Literal["starting", "restarting"], text: str) -> None:
     deliver([Phase(rank=-1, time=time.time(), name=name, detail=text)])
+
+
+def _tell(deliver: Deliver, text: str) -> None:
+    deliver([Notice(rank=-1, time=time.time(), text=text)])

@@ -214,6 +214,10 @@ class Engine(ABC):
         """
         raise NotImplementedError
 
+    def describe_place(self) -> str:
+        """Return where the run of this engine is, such as `job 12`; empty where that goes without saying."""
+        return ""
+
     def describe_interrupt(self, job: Job) -> str:
         """Return what has become of a run whose cell was interrupted.
 

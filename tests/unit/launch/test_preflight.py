@@ -427,3 +427,15 @@ def test_hosts_are_not_looked_at_for_a_launch_that_is_wrong_anyway(
     monkeypatch.setattr(pool.Pool, "borrow", look)
     problem = str(_error(hosts=["gpu1"], num_processes=None, start_method="auto", **more))
     assert text in problem and SECRET not in problem
+
+
+def test_an_interrupt_of_the_checks_says_that_nothing_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may wait for hosts. What is shown ends with the launch, not with what it waited in."""
+
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(preflight, "resolve", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="launcher: no worker was started yet") as raised:
+        check()
+    assert raised.traceback[-1].name == "check" and raised.value.__suppress_context__

@@ -145,7 +145,14 @@ def test_rows_of_ranks() -> None:
     first = {"rank": 0, "step": 4, "time": 40.0, "loss": 0.5, "metric_time": 7.0}
     second = {"rank": 1, "step": 4, "time": 41.0, "loss": 1.5, "metric_time": 7.0}
     assert record.rank_rows() == [first, second]
-    assert record.rank_rows(1) == [second] and record.rank_rows(5) == []
+    assert record.rank_rows(1) == [second] and record.rank_rows(5) == record.lines(5) == []
+    for rank in (0, 1):
+        record.apply(Phase(rank=rank, time=0.0, name="starting"))
+    record.is_over = True
+    assert record.rank_rows(1) == [second] and record.lines(1) == []
+    for read in (record.rank_rows, record.lines):
+        with pytest.raises(ValueError, match="rank=5: the run had ranks 0 to 1"):
+            read(5)
 
 
 def test_the_first_rank_keeps_its_values_however_many_others_there_are() -> None:

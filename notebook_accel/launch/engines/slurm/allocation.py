@@ -212,6 +212,10 @@ class SlurmNodes(Lender):
         wanted: what the environment of the nodes has to be.
         use_cpu: whether the ranks leave accelerators alone.
         notice: seconds before its time limit in which a job is none for another launch.
+
+    Attributes:
+        job_id: number of the job that the nodes are of, or were last; empty before there is one.
+        withdrawn: number of the job that was cancelled before it began; else empty.
     """
 
     def __init__(
@@ -224,12 +228,14 @@ class SlurmNodes(Lender):
         use_cpu: bool,
         notice: float = 0.0,
     ) -> None:
-        self._wish, self._job_id, self._keep, self._wanted = wish, job_id, keep, wanted
+        self._wish, self._outer_job, self._keep, self._wanted = wish, job_id, keep, wanted
+        self.job_id = ""
         self._allocation: Allocation | None = None
         self._use_cpu, self._notice = use_cpu, notice
         self.warm_seconds = max(keep, _LEAST_WARM_SECONDS)
         self._has_opened = False
         self._is_stopped = False
+        self.withdrawn = ""
         self._lost_jobs = 0
 
     @property
@@ -243,6 +249,7 @@ class SlurmNodes(Lender):
         try:
             while True:
                 allocation = self._find(wait)
+                self.job_id = allocation.job_id
                 nodes = allocation.wait(wait)[: self._wish.num_nodes]
                 get_pool().end_wait(self)
                 client = SrunClient(
@@ -280,8 +287,8 @@ class SlurmNodes(Lender):
                 )
             self._allocation.close()
             self._allocation = None
-        if self._job_id:
-            self._allocation = Allocation(self._job_id)
+        if self._outer_job:
+            self._allocation = Allocation(self._outer_job)
             return self._allocation
         while isinstance(kept := get_pool().take_kept(self._wish.key), Allocation):
             state = kept.look(lambda: wait(""))
@@ -342,6 +349,7 @@ class SlurmNodes(Lender):
             return
         is_over = is_stopped or self._is_stopped or allocation.state.is_nearly_over(self._notice)
         if is_over or not self._has_opened or not self._keep:
+            self.withdrawn = "" if allocation.state.is_running else allocation.job_id
             allocation.close()
         else:
             get_pool().keep(self._wish.key, allocation)

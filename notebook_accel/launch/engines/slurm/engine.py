@@ -47,6 +47,7 @@ class SlurmEngine(HostsEngine):
 
     _watched = ""  # the number of a detached job
     _folder: Folder | None = None  # of its run
+    _nodes: SlurmNodes | None = None  # of any other one
 
     name = "slurm"
     drives_nodes = True
@@ -112,9 +113,18 @@ class SlurmEngine(HostsEngine):
         more = {"detach": self._watched, LAUNCHED: launched, FOLDER: self._folder}
         return replace(job, options={**job.options, **more})
 
+    def describe_place(self) -> str:
+        """Return the number of the job, once there is one."""
+        job_id = self._watched or (self._nodes.job_id if self._nodes is not None else "")
+        return f"job {job_id}" if job_id else ""
+
     def describe_interrupt(self, job: Job) -> str:
         """Return what has become of a run whose cell was interrupted."""
-        return detached.describe_left(self._watched) if self._watched else super().describe_interrupt(job)
+        if self._watched:
+            return detached.describe_left(self._watched)
+        if self._nodes is not None and self._nodes.withdrawn:
+            return f"{job.name}: job {self._nodes.withdrawn} was cancelled, it had not begun"
+        return super().describe_interrupt(job)
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job to its end; one that is detached, in a job of SLURM that goes on without this process."""
@@ -170,13 +180,22 @@ class SlurmEngine(HostsEngine):
         keep = float(job.options["slurm_keep"])
         wish, wanted = self._make_wish(job), self.describe_wanted()
         notice = float(job.options["slurm_notice"])
-        return SlurmNodes(
+        self._nodes = SlurmNodes(
             wish, environ.get(_JOB) or "", keep, wanted, notice=notice, use_cpu=uses_cpu(job.environment)
         )
+        return self._nodes
 
     def describe_wanted(self) -> Wanted:
         """Return what the environment of the nodes has to be."""
         return Wanted.here()
+
+    def make_session_group(self, job: Job, attempt: Attempt) -> HostsWorkerGroup:
+        """Return workers that serve the calls of a session, and say how long their nodes stay after it."""
+        keep = float(job.options["slurm_keep"])
+        if keep and not environ.get(_JOB):
+            text = f"The session's nodes stay {keep:g} s after its end for the next launch."
+            attempt.deliver([Notice(rank=-1, time=time.time(), text=text)])
+        return super().make_session_group(job, attempt)
 
     def make_group(self, plan: Plan, attempt: Attempt) -> HostsWorkerGroup:
         """Return the ranks of an attempt."""

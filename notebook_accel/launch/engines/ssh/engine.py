@@ -205,6 +205,7 @@ def _check_counts(job: Job, hosts: Sequence[Host], links: Sequence[Link]) -> lis
     if sum(counts) != job.local_world_size:
         places = " + ".join(f"{count} on {host.name}" for host, count in zip(hosts, counts, strict=True))
         problems.append(
-            f"num_processes={job.local_world_size}: hosts= makes {sum(counts)} ({places}): leave num_processes out"
+            f"num_processes={job.local_world_size}: hosts= makes {sum(counts)} ({places}): leave num_processes out, "
+            "here and in the config"
         )
     return problems if use_cpu else [*problems, *check_devices(links, counts)]

@@ -15,7 +15,7 @@ from torch.distributed import TCPStore
 
 from notebook_accel import notebook_launcher
 from notebook_accel.errors import LaunchError
-from notebook_accel.events import Ended, Event, Order, Phase, Result
+from notebook_accel.events import Ended, Event, Notice, Order, Phase, Result
 from notebook_accel.launch.engines.attempts import GroupEngine, Wait
 from notebook_accel.launch.engines.base import Outcome
 from notebook_accel.launch.engines.nodes import stores
@@ -89,6 +89,7 @@ class Launch:
     def __init__(self) -> None:
         self.record, self.control = RunRecord(), Control()
         self.said: list[tuple[str, str]] = []
+        self.notices: list[str] = []
 
     def run(self, engine: QueueEngine, **options: Any) -> Outcome:
         job = make_job(name="train", distributed=True, **options)
@@ -99,6 +100,8 @@ class Launch:
             self.record.apply(event)
             if isinstance(event, Phase):
                 self.said.append((event.name, event.detail))
+            elif isinstance(event, Notice):
+                self.notices.append(event.text)
 
 
 def test_an_engine_is_a_plan_and_a_group() -> None:
@@ -124,7 +127,7 @@ def test_an_obstacle_is_named_and_ends_the_run() -> None:
     launch, engine = Launch(), QueueEngine(3, 0)
     engine.obstacle = "too few nodes are left"
     outcome = launch.run(engine, max_restarts=1)
-    assert launch.said[-1] == ("starting", "no restart 1 of 1: too few nodes are left")
+    assert launch.notices == ["no restart 1 of 1: too few nodes are left"]
     assert [failure.exitcode for failure in outcome.failures] == [3]
 
 
@@ -159,7 +162,7 @@ def test_a_stop_while_another_attempt_is_waited_for_ends_the_run() -> None:
     engine = Patient(3, 0)
     outcome = launch.run(engine, max_restarts=1)
     assert [failure.exitcode for failure in outcome.failures] == [3]
-    assert engine.is_stopped and launch.said[-1] == ("starting", "for a host")
+    assert engine.is_stopped and launch.notices == ["for a host"]
 
 
 def test_attempts_that_others_made_count() -> None:
