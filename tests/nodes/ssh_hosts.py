@@ -14,7 +14,7 @@ from typing import IO
 
 import psutil
 
-from tests.nodes.conftest import Network, why_not
+from tests.nodes.network import Network, why_not
 from tests.notebooks.kernel import Kernel
 
 SSHD = "/usr/sbin/sshd"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.nodes import slow_wire
-from tests.nodes.conftest import Nodes
+from tests.nodes.network import Nodes
 
 pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 

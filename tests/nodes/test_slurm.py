@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from tests.nodes.ends import assert_gone, assert_in_time, read_pids
-from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, keep_idle, make_cluster, why_no_cluster
-from tests.notebooks.kernel import Cell, Kernel, wait_until
+from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
+from tests.notebooks.kernel import Cell, Kernel, prepare_kernel, wait_until
 
 pytest.importorskip("submitit")
 pytestmark = [
@@ -50,27 +50,10 @@ def wait(notes="/dev/null"):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    if reason := why_no_cluster():
-        pytest.skip(reason)
-    with make_cluster(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def kernel(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     kernel = cluster.start_kernel(tmp_path_factory.mktemp("slurm"))
-    try:
-        kernel.run(SETUP, timeout=PATIENCE).ok()
+    with prepare_kernel(kernel, SETUP, timeout=PATIENCE):
         yield kernel
-    finally:
-        kernel.close()
-
-
-@pytest.fixture
-def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    with keep_idle(cluster):
-        yield cluster
 
 
 def test_eight_ranks_on_two_nodes_and_the_same_job_again(kernel: Kernel, idle: SlurmCluster) -> None:
@@ -120,7 +103,12 @@ def test_a_job_that_waits_says_why_and_an_interrupt_cancels_it(kernel: Kernel, i
     assert re.match(r"Job \d+: PENDING \(Resources\), in the queue since .*, estimated start ", notice)
     assert status == "stopped"
     assert wait_until(lambda: idle.jobs() == [other], PATIENCE)
-    cell = kernel.run("print('go', flush=True) or launch(wait)", timeout=PATIENCE, during=kernel.interrupt)
+
+    def interrupt() -> None:
+        assert wait_until(lambda: len(idle.jobs()) == 2, PATIENCE)
+        kernel.interrupt()
+
+    cell = kernel.run("print('go', flush=True) or launch(wait)", timeout=PATIENCE, during=interrupt)
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert re.fullmatch(r"wait: job \d+ was cancelled, it had not begun", cell.error[1])
     assert wait_until(lambda: idle.jobs() == [other], PATIENCE)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
+from tests.nodes.slurm_cluster import KEEPS, SlurmCluster
 from tests.nodes.slurm_detaching import SETUP, list_drivers, wait_for_ranks
-from tests.notebooks.kernel import Kernel, wait_until
+from tests.notebooks.kernel import Kernel, prepare_kernel, wait_until
 
 pytest.importorskip("submitit")
 pytestmark = [
@@ -24,14 +24,6 @@ pytestmark = [
 ]
 
 PATIENCE = 180
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    if reason := why_no_cluster():
-        pytest.skip(reason)
-    with make_cluster(tmp_path_factory.mktemp("cluster")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -48,11 +40,8 @@ def kernel(
     cluster: SlurmCluster, jobs_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kernel]:
     kernel = cluster.start_kernel(tmp_path_factory.mktemp("slurm"))
-    try:
-        kernel.run(SETUP, timeout=PATIENCE).ok()
+    with prepare_kernel(kernel, SETUP, timeout=PATIENCE):
         yield kernel
-    finally:
-        kernel.close()
 
 
 def test_a_run_outlives_its_kernel(cluster: SlurmCluster, kernel: Kernel, tmp_path: Path) -> None:
@@ -100,13 +89,6 @@ def test_a_run_outlives_its_kernel(cluster: SlurmCluster, kernel: Kernel, tmp_pa
         .value
     )
     assert lasted[0] == lasted[1], "not until it is looked at"
-
-
-@pytest.fixture
-def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    """A cluster without any job."""
-    yield cluster
-    cluster.end_jobs()
 
 
 def test_an_interrupt_leaves_the_run_and_stop_asks_it_to_save(

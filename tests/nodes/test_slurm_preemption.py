@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, keep_idle, make_cluster, why_no_cluster
+from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
 from tests.nodes.slurm_detaching import SETUP, wait_for_ranks
-from tests.notebooks.kernel import Kernel, wait_until
+from tests.notebooks.kernel import Kernel, prepare_kernel, wait_until
 
 pytest.importorskip("submitit")
 pytestmark = [
@@ -68,18 +68,8 @@ def kernel(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOTEBOOK_ACCEL_JOBS", str(tmp_path_factory.mktemp("jobs")))
         kernel = cluster.start_kernel(tmp_path_factory.mktemp("slurm"))
-        try:
-            kernel.run(SETUP, timeout=PATIENCE).ok()
-            kernel.run(LEARN, timeout=PATIENCE).ok()
+        with prepare_kernel(kernel, SETUP, LEARN, timeout=PATIENCE):
             yield kernel
-        finally:
-            kernel.close()
-
-
-@pytest.fixture
-def idle(cluster: SlurmCluster) -> Iterator[SlurmCluster]:
-    with keep_idle(cluster):
-        yield cluster
 
 
 def preempt(cluster: SlurmCluster, folder: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from notebook_accel.launch.engines.remote import packets
 from tests.nodes.ends import assert_gone, assert_in_time, read_pids
-from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, find_client, make_hosts, why_no_hosts
-from tests.notebooks.kernel import Cell, Kernel, wait_until
+from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, find_client
+from tests.notebooks.kernel import Cell, Kernel, prepare_kernel, wait_until
 
 pytestmark = [
     pytest.mark.notebook,
@@ -55,21 +55,10 @@ cd / && exec sh -c "$word"
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    if reason := why_no_hosts():
-        pytest.skip(reason)
-    with make_hosts(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def kernel(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     kernel = hosts.start_kernel(tmp_path_factory.mktemp("ssh"))
-    try:
-        kernel.run(SETUP, timeout=PATIENCE).ok()
+    with prepare_kernel(kernel, SETUP, timeout=PATIENCE):
         yield kernel
-    finally:
-        kernel.close()
 
 
 def test_eight_ranks_on_two_hosts(kernel: Kernel) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.nodes.ssh_hosts import KEEPS, SshHosts, find_client, make_hosts, why_no_hosts
-from tests.notebooks.kernel import Kernel, wait_until
+from tests.nodes.ssh_hosts import KEEPS, SshHosts, find_client
+from tests.notebooks.kernel import Kernel, prepare_kernel, wait_until
 
 pytestmark = [
     pytest.mark.notebook,
@@ -49,21 +49,10 @@ def in_launch(folder):
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
-    if reason := why_no_hosts():
-        pytest.skip(reason)
-    with make_hosts(tmp_path_factory.mktemp("hosts")) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def kernel(hosts: SshHosts, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     kernel = hosts.start_kernel(tmp_path_factory.mktemp("ssh"))
-    try:
-        kernel.run(SETUP, timeout=PATIENCE).ok()
+    with prepare_kernel(kernel, SETUP, timeout=PATIENCE):
         yield kernel
-    finally:
-        kernel.close()
 
 
 @pytest.mark.parametrize("how", ["in_session", "in_launch"])

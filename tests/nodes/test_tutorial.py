@@ -9,7 +9,7 @@ import nbformat
 import pytest
 
 from tests.nodes import slurm_cluster, ssh_hosts
-from tests.nodes.conftest import Nodes
+from tests.nodes.network import Nodes
 from tests.notebooks.kernel import Kernel
 
 FOLDER = Path(__file__).resolve().parents[2] / "tutorials"

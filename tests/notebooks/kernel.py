@@ -283,3 +283,20 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
             return True
         time.sleep(0.01)
     return condition()
+
+
+@contextlib.contextmanager
+def prepare_kernel(kernel: Kernel, *cells: str, timeout: float) -> Iterator[Kernel]:
+    """Run cells in a new kernel, and close it after the block.
+
+    Args:
+        kernel: the kernel.
+        cells: are to raise nothing.
+        timeout: seconds that each may take.
+    """
+    try:
+        for cell in cells:
+            kernel.run(cell, timeout=timeout).ok()
+        yield kernel
+    finally:
+        kernel.close()
