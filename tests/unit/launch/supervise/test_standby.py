@@ -113,9 +113,11 @@ def test_the_fork_server_of_this_python_is_handed_over(
 ) -> None:
     """Whatever its command line looks like in this version."""
     given: list[list[str]] = []
+    kept: list[int] = []
 
     def take(words: list[str], fds: list[int]) -> int:
         given.append(words)
+        kept.extend(map(os.dup, fds))  # newer versions write to the server at once
         return sleeper.pid
 
     monkeypatch.setattr(sleeper, "hand_over", take)
@@ -123,7 +125,8 @@ def test_the_fork_server_of_this_python_is_handed_over(
     with standby.serve_by(sleeper):
         server.ensure_running()
     server._forkserver_pid = None  # type: ignore[attr-defined]
-    os.close(server._forkserver_alive_fd)  # type: ignore[attr-defined]
+    for fd in (server._forkserver_alive_fd, *kept):  # type: ignore[attr-defined]
+        os.close(fd)
     os.unlink(server._forkserver_address)  # type: ignore[attr-defined]
     assert len(given) == 1 and "forkserver" in given[0][0]
 
