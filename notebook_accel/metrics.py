@@ -27,12 +27,12 @@ def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None =
         raise TypeError(f"print_metrics takes values by name, as {{'loss': 0.5}} or loss=0.5, not {values!r}")
     current, reporter = runtime.current(), runtime.reporter()
     is_main = (topology.from_environ() if current is None else current.topology).is_main
-    sends = reporter is not None and reporter.takes_metrics
+    everything = {**(values or {}), **named}
+    sends = reporter is not None and reporter.takes_metrics(everything)
     if not (is_main or sends):
         return
     from .tracking.values import numbers_in, read_step
 
-    everything = {**(values or {}), **named}
     at = read_step(step)
     numbers = numbers_in(everything)
     if is_main:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -327,7 +327,8 @@ class Slot:
 class Reporter(Protocol):
     """Reports to the notebook from inside a launched function."""
 
-    takes_metrics: bool  # whether it keeps those of this rank
+    def takes_metrics(self, names: Iterable[str]) -> bool:
+        """Return whether one more step's numbers are kept; asked before a look at values, which may wait for a GPU."""
 
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
         """Report the numbers of one step.

@@ -84,7 +84,7 @@ class TrackPart(Shared):
             raise TypeError(f"log takes values by name, as {{'loss': 0.5}}, not {values!r}")
         options = self._by_tracker("log_kwargs", log_kwargs)
         reporter = runtime.reporter()
-        if reporter is not None and reporter.takes_metrics:
+        if reporter is not None and reporter.takes_metrics(values):
             from ..tracking.values import numbers_in, read_step
 
             if found := numbers_in(values):

@@ -71,7 +71,7 @@ def make_callback(base: type) -> type:
                 return
             from ..tracking.values import numbers_in
 
-            if numbers := numbers_in(logs or {}):
+            if reporter.takes_metrics(logs or {}) and (numbers := numbers_in(logs or {})):
                 reporter.metrics(numbers, state.global_step)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar
 
 from ... import environ, interrupts, runtime
@@ -70,11 +70,13 @@ class CellReporter:
         control: says whether somebody asked the run to stop.
     """
 
-    takes_metrics = True
-
     def __init__(self, deliver: Deliver, control: Control) -> None:
         self._deliver = deliver
         self._control = control
+
+    def takes_metrics(self, names: Iterable[str]) -> bool:
+        """Return True: there is no other rank."""
+        return True
 
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
         """Deliver the metrics of one step, and how far the training has come.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Final
 
@@ -29,9 +29,6 @@ class WorkerReporter:
         stop_point: knows where the ranks are to stop.
         topology: the place of this rank.
         has_all_nodes: whether one launcher has the ranks of all nodes.
-
-    Attributes:
-        takes_metrics: whether this rank sends metrics.
     """
 
     def __init__(
@@ -49,20 +46,27 @@ class WorkerReporter:
         place, count = topology.local_rank, topology.local_world_size
         if has_all_nodes:
             place, count = topology.rank, topology.world_size
-        self.takes_metrics = place % choose_stride(count) == 0
+        self._sends_some = place % choose_stride(count) == 0
         self._sends_all = place == 0
         self._allowances: dict[tuple[str, ...], Allowance] = {}
 
+    def takes_metrics(self, names: Iterable[str]) -> bool:
+        """Return whether the numbers of one more step are sent.
+
+        Args:
+            names: of the values.
+        """
+        return self._sends_all or (self._sends_some and self._may_send(tuple(map(str, names))))
+
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
-        """Send numbers of one step.
+        """Send numbers of one step, for which `takes_metrics` was asked.
 
         Args:
             values: numbers by name.
             step: the step; None where there is no number for it.
         """
-        if self._sends_all or (self.takes_metrics and self._may_send(tuple(values))):
-            emitter = self._emitter
-            emitter.emit(Metric(rank=emitter.rank, time=emitter.now(), values=values, step=step))
+        emitter = self._emitter
+        emitter.emit(Metric(rank=emitter.rank, time=emitter.now(), values=values, step=step))
 
     def _may_send(self, names: tuple[str, ...]) -> bool:
         """Return whether a row is due; an evaluation is, however fast the losses come."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +21,9 @@ class Reporter:
     def __init__(self, last: int = 10**6) -> None:
         self.got: list[tuple[dict[str, float], int | None]] = []
         self._questions, self._last = 0, last
+
+    def takes_metrics(self, names: Iterable[str]) -> bool:
+        return True
 
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
         self.got.append((dict(values), step))
