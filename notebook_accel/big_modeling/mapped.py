@@ -14,12 +14,14 @@ import ctypes
 import mmap
 import os
 import sys
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..checkpointing import rawio
 from ..errors import CheckpointError
@@ -87,7 +89,57 @@ def _check_stamp(path: str | Path, stamp: tuple[int, int] | None) -> None:
         )
 
 
-def read(places: Mapping[str, Place], *, aligned: bool = True) -> dict[str, torch.Tensor]:
+class Rooms:
+    """Memory for copies of values. The system clears what it gives, so what tensors have left is used again.
+
+    It keeps no more than its tensors had at one time, until it is gone itself. Memory of malloc may stay longer: each
+    thread keeps some.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: list[tuple[mmap.mmap, StorageWeakRef]] = []
+        self._most = 0  # bytes that tensors had at one time
+
+    def __reduce__(self) -> tuple[type[Rooms], tuple[()]]:
+        return Rooms, ()
+
+    def make(self, place: Place) -> torch.Tensor:
+        """Return a tensor for values of a file; those that it has are of no meaning.
+
+        Args:
+            place: of the values.
+        """
+        if place.nbytes < _LARGE or sys.platform == "win32":
+            return torch.empty(place.shape, dtype=place.dtype, device="cpu")
+        with self._lock:
+            left = self._take_left(place.nbytes)
+            pages = left or mmap.mmap(-1, place.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            made = torch.frombuffer(pages, dtype=torch.uint8).view(place.dtype).view(place.shape)
+            self._known.append((pages, StorageWeakRef(made.untyped_storage())))
+        if left is None:
+            ask_for_large_pages(made)
+        return made
+
+    def _take_left(self, nbytes: int) -> mmap.mmap | None:
+        """Return memory of this size that no tensor has any more; None, and room for it, where there is none."""
+        is_free = [known[1].expired() for known in self._known]
+        free = [known for known, left in zip(self._known, is_free, strict=True) if left]
+        used = [known for known, left in zip(self._known, is_free, strict=True) if not left]
+        now = nbytes + sum(len(pages) for pages, _ in used)
+        self._most = max(self._most, now)
+        fitting = next((known for known in free if len(known[0]) == nbytes), None)
+        if fitting is not None:
+            free.remove(fitting)
+        while free and now + sum(len(pages) for pages, _ in free) > self._most:
+            free.pop(0)
+        self._known = used + free
+        return None if fitting is None else fitting[0]
+
+
+def read(
+    places: Mapping[str, Place], *, aligned: bool = True, rooms: Rooms | None = None
+) -> dict[str, torch.Tensor]:
     """Return tensors with the values at these places.
 
     A tensor is the mapped file itself where its address allows that; writes to it never reach the file. The others are
@@ -96,6 +148,7 @@ def read(places: Mapping[str, Place], *, aligned: bool = True) -> dict[str, torc
     Args:
         places: by name.
         aligned: False where no kernel of the CPU computes with the tensors: any address of their type will do then.
+        rooms: have memory for the copies; None takes new memory.
 
     Raises:
         CheckpointError: a file cannot be read, or changed since its places were looked up.
@@ -104,13 +157,15 @@ def read(places: Mapping[str, Place], *, aligned: bool = True) -> dict[str, torc
     for path in dict.fromkeys(place.path for place in places.values()):
         here = {name: place for name, place in places.items() if place.path == path}
         try:
-            found |= _read_file(path, here, aligned)
+            found |= _read_file(path, here, aligned, rooms or Rooms())
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read for {', '.join(here)}: {error}") from error
     return found
 
 
-def _read_file(path: Path, places: Mapping[str, Place], aligned: bool) -> dict[str, torch.Tensor]:
+def _read_file(
+    path: Path, places: Mapping[str, Place], aligned: bool, rooms: Rooms
+) -> dict[str, torch.Tensor]:
     stamps = {place.stamp for place in places.values()}
     for stamp in stamps:
         _check_stamp(path, stamp)
@@ -121,7 +176,7 @@ def _read_file(path: Path, places: Mapping[str, Place], aligned: bool) -> dict[s
         if place.nbytes and place.offset % (_ALIGNMENT if aligned else place.dtype.itemsize) == 0:
             mapped[name] = place
             continue
-        found[name] = _room(place)
+        found[name] = rooms.make(place)
         copied.append((place.offset, found[name]))
     rawio.read_at(path, copied, cached=True)
     if mapped:
@@ -129,19 +184,6 @@ def _read_file(path: Path, places: Mapping[str, Place], aligned: bool) -> dict[s
     for stamp in stamps:
         _check_stamp(path, stamp)
     return found
-
-
-def _room(place: Place) -> torch.Tensor:
-    """Return a tensor for these values whose memory goes back to the system when the tensor is freed.
-
-    Memory of malloc may stay with the process: each thread keeps some.
-    """
-    if place.nbytes < _LARGE or sys.platform == "win32":
-        return torch.empty(place.shape, dtype=place.dtype, device="cpu")
-    pages = mmap.mmap(-1, place.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    made = torch.frombuffer(pages, dtype=torch.uint8).view(place.dtype).view(place.shape)
-    ask_for_large_pages(made)
-    return made
 
 
 def ask_for_large_pages(tensor: torch.Tensor) -> None:

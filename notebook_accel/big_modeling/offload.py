@@ -234,6 +234,7 @@ class OffloadedWeightsLoader(Weights):
         self.device = device
         self._places, self._dtypes = self._look_up()
         self._verified: set[str] = set()
+        self._rooms = mapped.Rooms()
         self._files: dict[tuple[str, ...], set[tuple[str, tuple[int, int] | None]]] = {}
         self.all_keys = [*self.state_dict, *(name for name in self.index if name not in self.state_dict)]
 
@@ -278,7 +279,7 @@ class OffloadedWeightsLoader(Weights):
 
     def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
         places = {name: self._places[name] for name in names if name not in self.state_dict}
-        found = mapped.read(places, aligned=aligned)
+        found = mapped.read(places, aligned=aligned, rooms=self._rooms)
         self._verify(found)
         for name, tensor in found.items():
             made = tensor.to(self._dtypes[name]) if name in self._dtypes else tensor

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -148,3 +151,38 @@ def test_offloaded_folders_have_checksums_and_need_none(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"a\.dat: the values of 'a' are not those"):
         utils.load_offloaded_weight(tmp_path / "a.dat", index["a"])
     assert utils.OffloadedWeightsLoader(save_folder=tmp_path, index=older)["a"][0] != 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="memory of malloc is used there")
+def test_memory_of_copies_is_used_again_once_nobody_has_it(tmp_path: Path) -> None:
+    count, path = mapped._LARGE, tmp_path / "values"
+    torch.arange(2 * count, dtype=torch.int32).numpy().tofile(path)
+    rooms = mapped.Rooms()
+
+    def read(first: int, length: int = count) -> torch.Tensor:
+        place = mapped.Place(path=path, offset=4 * first, shape=(length,), dtype=torch.int32)
+        return mapped.read({"values": place}, rooms=rooms)["values"]
+
+    one = read(1)
+    address, view = one.data_ptr(), one.detach()[5:]
+    del one
+    two = read(2)
+    assert two.data_ptr() != address, "a view has it"
+    assert view[0] == 6 and two[0] == 2
+    del view
+    assert read(3)[-1] == count + 2
+    three = read(3)
+    assert three.data_ptr() == address and three[0] == 3 and two[0] == 2
+    assert copy.deepcopy(rooms)._known == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="memory of malloc is used there")
+def test_no_more_memory_is_kept_than_tensors_had_at_one_time(tmp_path: Path) -> None:
+    rooms = mapped.Rooms()
+    sizes = [(2 + number % 7) * mapped._LARGE for number in range(40)]
+    alive: deque[torch.Tensor] = deque(maxlen=2)
+    for size in sizes:
+        place = mapped.Place(path=tmp_path, offset=0, shape=(size,), dtype=torch.uint8)
+        alive.append(rooms.make(place))
+        assert sum(len(pages) for pages, _ in rooms._known) <= rooms._most <= 3 * max(sizes)
+    assert len({tensor.data_ptr() for tensor in alive}) == 2
