@@ -18,6 +18,10 @@ _NOISE: Final = re.compile(
     r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\. Expected number of connected peer ranks is : \d+"
 )
 """What torch 2.8 says of each process group, as no other version does."""
+_FRAMES_START: Final = b"Exception raised from "
+_FRAME: Final = re.compile(r"frame #\d+: .*|<omitting python frames>|")
+_LOST_STORE: Final = re.compile(r"\[W\d+ [\d:.]+ TCPStore\.cpp:\d+\] .*")
+"""What torch warns of where the store is gone, in a line; all frames of its C++ code follow."""
 _LINE_SLOTS: Final = [getattr(Line, name).__set__ for name in ("rank", "time", "stream", "text")]
 """Of the class itself: in Python 3.10 it has its own ones of what it inherits."""
 
@@ -47,6 +51,8 @@ class LineReader:
     cursor has gone up: bars that are nested, such as tqdm's, go down a row and up again at each change. A row that was
     overwritten is therefore no line yet when a newline ends it, but when another line follows, or after `settle`.
 
+    The frames of C++ below a warning of torch that a store is gone are left out.
+
     Bytes that are not UTF-8 become backslash escapes. A line of more than 1 MiB is cut there.
     """
 
@@ -54,6 +60,8 @@ class LineReader:
         self._rows = [_Row()]  # that are no lines yet
         self._at = 0  # the cursor's
         self._part = b""  # of an escape sequence
+        self._last = ""  # line that was complete
+        self._is_in_frames = False
 
     @property
     def unfinished(self) -> str:
@@ -71,10 +79,27 @@ class LineReader:
         Args:
             data: as received.
         """
-        before = self._rows[self._at].text[: len(_NOISE_START)]
-        is_noisy = _NOISE_START in data or (bool(before) and _NOISE_START.startswith(before))
+        before = self._rows[self._at].text
+        is_noisy = self._is_in_frames or any(
+            start in data or (bool(before) and start.startswith(before[: len(start)]))
+            for start in (_NOISE_START, _FRAMES_START)
+        )
         lines = self._feed(self._part + data)
-        return [line for line in lines if not _NOISE.fullmatch(line)] if is_noisy else lines
+        if is_noisy:
+            return [line for line in lines if not self._is_noise(line)]
+        if lines:
+            self._last = lines[-1]
+        return lines
+
+    def _is_noise(self, line: str) -> bool:
+        """Return whether to leave out the next line."""
+        if self._is_in_frames and _FRAME.fullmatch(line):
+            self._is_in_frames = bool(line)
+            return True
+        is_first = line.startswith(_FRAMES_START.decode())
+        self._is_in_frames = is_first and bool(_LOST_STORE.fullmatch(self._last))
+        self._last = line
+        return self._is_in_frames or bool(_NOISE.fullmatch(line))
 
     def _feed(self, data: bytes) -> list[str]:
         self._part = b""

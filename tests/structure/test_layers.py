@@ -156,6 +156,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.checks": (("addresses", "cuda_use", "problems"), ("*",)),
     "launch.engines": (("base",), ("attempts",), ("nodes", "remote"), ("*",)),
     "launch.engines.nodes": (
+        ("node_store",),
         ("dynamic", "node_info", "pulse", "stores"),
         ("outcomes", "rendezvous"),
         ("messages",),

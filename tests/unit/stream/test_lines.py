@@ -163,3 +163,32 @@ def test_what_torch_says_of_its_groups_is_no_output_of_a_rank() -> None:
     assert reader.feed(f"\n{mine}\n".encode()) == ["c", mine]
     for cut in range(1, len(said)):
         assert reader.feed(said[:cut]) + reader.feed(said[cut:]) == [] and not reader.has_more
+
+
+LOST_STORE = """before
+[W1128 11:45:28.127331721 TCPStore.cpp:138] [c10d] recvValue failed on SocketImpl(fd=7): Failed to recv, got 0 bytes.
+Exception raised from recvBytes at c10d/Utils.hpp:787 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation) + 0x9d (0x7fd016cf4b8d in libc10.so)
+frame #1: <unknown function> + 0x674888d (0x7fd006f4888d in libtorch_cpu.so)
+<omitting python frames>
+frame #43: <unknown function> + 0x2724a (0x7fd01784524a in libc.so.6)
+
+after
+
+"""
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(min_value=0), max_size=8))
+def test_frames_below_the_warning_of_a_lost_store_are_left_out(places: list[int]) -> None:
+    """Also of two warnings, one below the other, and wherever the stream is split."""
+    reader = LineReader()
+    lines = [line for chunk in _cut(2 * LOST_STORE.encode(), places) for line in reader.feed(chunk)]
+    warning = LOST_STORE.splitlines()[1]
+    assert lines == 2 * ["before", warning, "after", ""]
+
+
+def test_other_frames_stay() -> None:
+    """Those of other warnings, and what a program prints itself."""
+    for other in (LOST_STORE.replace("TCPStore.cpp", "ProcessGroupNCCL.cpp"), LOST_STORE[100:]):
+        assert LineReader().feed(other.encode()) == other.splitlines()

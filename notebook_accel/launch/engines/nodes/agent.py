@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server.api import (
     RunResult,
     SimpleElasticAgent,
@@ -302,4 +303,6 @@ class _Agent(SimpleElasticAgent):
             self.run()
         except StopAsked:
             was_stopped = True
+        except DistError as error:  # of torch's agent, which asks the store for ranks
+            raise self._handler.make_host_error(error) from None
         return make_outcome(self._record, self._stopped, hang=self._hang, was_stopped=was_stopped)

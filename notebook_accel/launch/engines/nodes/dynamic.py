@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any, NamedTuple
 
-from torch.distributed import Store
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
@@ -24,6 +23,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from ....trust.plain import MalformedError
 from ....trust.secret import OPEN, Trust
+from .node_store import AnyStore
 
 _DEADLINE = "the deadline"
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -88,9 +88,14 @@ class Backend(C10dRendezvousBackend):
     check: Callable[[], None] | None = None
 
     def __init__(
-        self, store: Store, run_id: str, last_call: timedelta, trust: Trust = OPEN, run_token: str = ""
+        self,
+        store: AnyStore,
+        run_id: str,
+        last_call: timedelta,
+        trust: Trust = OPEN,
+        run_token: str = "",
     ) -> None:
-        super().__init__(store, run_id)
+        super().__init__(store, run_id)  # type: ignore[arg-type]
         self._name = f"{run_token} {self._key}"
         self._last_call = last_call
         self._trust = trust

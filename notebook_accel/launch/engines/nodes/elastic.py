@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import DistError, Store, TCPStore
+from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousClosedError,
@@ -35,8 +35,9 @@ from . import outcomes, stores
 from .dynamic import Backend, DynamicRendezvous
 from .messages import MEMBER_LIMIT
 from .node_info import NodeInfo, describe_node, find_disagreements
+from .node_store import AnyStore, NodeStore
 from .outcomes import NodeOutcome
-from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, read_join_seconds
+from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, name_lost_host, read_join_seconds
 from .round_news import RoundNews
 
 _Place = tuple[
@@ -85,9 +86,10 @@ class ElasticNodes(NodeRendezvous):
         self.seconds_to_notice = self._beat * (self._beats + 1) + 1.0
         self._is_host = False
         self._run_token = ""
-        self._store: TCPStore | None = None
+        self._store: NodeStore | None = None
+        self._host_name = "the node"
         self._meeting: DynamicRendezvous | None = None
-        self._round: Store | None = None
+        self._round: AnyStore | None = None
         self._workers_store: TCPStore | None = None
         self._place_in_round = 0
         self._num_nodes = 0
@@ -128,7 +130,7 @@ class ElasticNodes(NodeRendezvous):
         except RendezvousTimeoutError:
             raise LaunchError(self._describe_too_few()) from None
         except (RendezvousConnectionError, DistError) as error:
-            raise self._make_host_error(error) from None
+            raise self.make_host_error(error) from None
         except MalformedError as error:
             raise LaunchError(
                 f"a stranger wrote into the store at {self._host}:{self._port}: {error}"
@@ -141,7 +143,10 @@ class ElasticNodes(NodeRendezvous):
                 self._store = self._open_or_find_store()
                 self._check_fit(self._store)
                 self._meeting = self._make_rendezvous(self._store)
-            return self._meeting.meet(self._store, self._make_wait_check())
+            assert self._store is not None
+            found = self._meeting.meet(self._store.inner, self._make_wait_check())
+            store: Any = NodeStore(found.store, like=self._store)
+            return RendezvousInfo(store, found.rank, found.world_size, found.bootstrap_store_info)  # type: ignore[arg-type]
         except (RendezvousClosedError, RendezvousConnectionError, DistError):
             if self.attempt >= 0 or self._is_host:
                 raise
@@ -173,18 +178,18 @@ class ElasticNodes(NodeRendezvous):
                 with contextlib.suppress(MalformedError):  # a stranger wrote it
                     self.tell(self._read(self._store, key, str))
 
-    def _open_or_find_store(self) -> TCPStore:
+    def _open_or_find_store(self) -> NodeStore:
         """Open the store where this node is to hold it; else wait for the node that does."""
         where = f"{self._host}:{self._port}"
         if self._place.node_rank == 0 and not find_listen_problem(self._host, self._port):
             self._is_host = True
-            store = stores.open_store(replace(self._place, address=self._host, port=self._port))
-            store.set_timeout(timedelta(seconds=_STORE_SECONDS))
-            return store
+            own = stores.open_store(replace(self._place, address=self._host, port=self._port))
+            own.set_timeout(timedelta(seconds=_STORE_SECONDS))
+            return NodeStore(own)
         wait = PeerWait(self._seconds, "this node", self.tell, self.check)
         while True:
             try:
-                store = stores.connect_store(self._host, self._port, self.check)
+                store = NodeStore(stores.connect_store(self._host, self._port, self.check))
                 store.set_timeout(timedelta(seconds=_STORE_SECONDS))
                 return store
             except (DistError, OSError) as error:
@@ -195,7 +200,7 @@ class ElasticNodes(NodeRendezvous):
             )
             time.sleep(_LOOK_SECONDS)
 
-    def _check_fit(self, store: TCPStore) -> None:
+    def _check_fit(self, store: NodeStore) -> None:
         """Compare this node with the one that holds the store; LaunchError where they do not fit."""
         if self._is_host:
             self._run_token = secrets.token_hex()
@@ -216,6 +221,7 @@ class ElasticNodes(NodeRendezvous):
             raise LaunchError(
                 f"this node does not fit to the run at {self._host}:{self._port}: {error}"
             ) from None
+        self._host_name = f"node 0 ({host.host})"
         nodes = [host, replace(self._node, node_rank=-1)]
         lines = find_disagreements(nodes, complete=True)
         if lines:
@@ -225,11 +231,11 @@ class ElasticNodes(NodeRendezvous):
             self._write(store, f"{_TURNED_AWAY}/{number}", str, said)
             raise LaunchError(f"this node does not fit to the one that holds the run together:\n{text}")
 
-    def _make_rendezvous(self, store: TCPStore) -> DynamicRendezvous:
+    def _make_rendezvous(self, store: NodeStore) -> DynamicRendezvous:
         last_call = timedelta(seconds=self._last_call)
         rendezvous = DynamicRendezvous.from_backend(
             self._place.run_id,
-            store,
+            store.inner,
             Backend(store, self._place.run_id, last_call, self._trust, self._run_token),
             self._place.min_nodes,
             self._place.num_nodes,
@@ -333,7 +339,7 @@ class ElasticNodes(NodeRendezvous):
         try:
             yield
         except DistError as error:
-            raise self._make_host_error(error) from None
+            raise self.make_host_error(error) from None
 
     def wait_for_change(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
@@ -362,7 +368,7 @@ class ElasticNodes(NodeRendezvous):
         try:
             return self._meeting.look()
         except RendezvousError as error:
-            raise self._make_host_error(error) from None
+            raise self.make_host_error(error) from None
 
     # -- what the cell is told
 
@@ -393,12 +399,9 @@ class ElasticNodes(NodeRendezvous):
             "rdzv_conf={'join_timeout': seconds} sets how long to wait"
         )
 
-    def _make_host_error(self, error: BaseException) -> LaunchError:
+    def make_host_error(self, error: BaseException) -> LaunchError:
         self._meeting = None  # to leave it would fail, as the connection is broken
-        reason = str(error.__cause__ or error).partition("\n")[0]
-        return LaunchError(
-            f"the node that holds the store of the run at {self._host}:{self._port} has left: {reason}"
-        )
+        return name_lost_host(self._host_name, f"{self._host}:{self._port}", error.__cause__ or error)
 
     # -- the end
 
@@ -443,14 +446,14 @@ class ElasticNodes(NodeRendezvous):
             return None
         return outcome
 
-    def _write(self, store: Store, name: str, kind: Any, value: Any) -> None:
+    def _write(self, store: AnyStore, name: str, kind: Any, value: Any) -> None:
         store.set(name, self._trust.write(self._name_entry(store, name), kind, value))
 
-    def _read(self, store: Store, name: str, kind: Any) -> Any:
+    def _read(self, store: AnyStore, name: str, kind: Any) -> Any:
         """Return an entry of a store; MalformedError where no node of the run wrote it."""
         return self._trust.read(self._name_entry(store, name), kind, store.get(name))
 
-    def _name_entry(self, store: Store, name: str) -> str:
+    def _name_entry(self, store: AnyStore, name: str) -> str:
         """Return the name that an entry is signed for: what was said in an earlier run is none of this one."""
         if name == _NODE:
             return name  # it has the token

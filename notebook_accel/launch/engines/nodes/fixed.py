@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, Final
 
-from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed import DistError, PrefixStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
-from ....errors import LaunchError, ShipError
-from ....events import Result
+from ....errors import LaunchError
 from ....stream.record import RunRecord
 from ....trust import proof
 from ....trust.plain import MalformedError
@@ -22,15 +21,22 @@ from ...job import Job
 from ...supervise.control import StopAsked
 from ...supervise.stop_agreement import Questions
 from ...transfer import failures
-from ...transfer.plain_values import pack_plain, unpack_plain
-from ...transfer.unpicklable import unpack_value
 from ..base import Outcome
-from . import outcomes, stores
+from . import outcomes, stores, values
 from .coordinator import Coordinator
 from .messages import MEMBER_LIMIT, CoordinatorConnection, Message
 from .node_info import NodeInfo, Roster, describe_node
+from .node_store import NodeStore
 from .outcomes import NodeOutcome
-from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, StopState, read_join_seconds
+from .rendezvous import (
+    OTHERS_START_AGAIN,
+    NodeRendezvous,
+    PeerWait,
+    StopState,
+    describe_lost_host,
+    name_lost_host,
+    read_join_seconds,
+)
 
 _PREFIX: Final = "notebook_accel nodes/"
 _COORDINATOR: Final = f"{_PREFIX}coordinator by proof"
@@ -68,7 +74,7 @@ class FixedNodes(NodeRendezvous):
         self._node = describe_node(job)
         self._seconds = read_join_seconds(place.settings or {})
         self._elects = place.backend != "static"
-        self._store: TCPStore | None = None
+        self._store: NodeStore | None = None
         self._coordinator: Coordinator | None = None
         self._connection: CoordinatorConnection | None = None
         self._roster: Roster | None = None
@@ -112,7 +118,8 @@ class FixedNodes(NodeRendezvous):
             towards = others[0] if roster.node_rank == roster.host_rank else self._connection.peer
             self.interface = addresses.find_interface_to(towards)
         assert self._store is not None
-        store = PrefixStore(f"{_PREFIX}attempt {self.attempt}/agents", self._store)
+        agents = PrefixStore(f"{_PREFIX}attempt {self.attempt}/agents", self._store.inner)
+        store: Any = NodeStore(agents, like=self._store)
         where = RendezvousStoreInfo(master_addr=self._host, master_port=self._port)
         return RendezvousInfo(store, roster.node_rank, self._place.num_nodes, where)
 
@@ -207,7 +214,7 @@ class FixedNodes(NodeRendezvous):
                     f"node 0 cannot open a store at {where}: "
                     "that is no address of this machine; master_addr is the address of node 0"
                 )
-            store = stores.open_for_nodes(self._host, self._port)
+            store = NodeStore(stores.open_for_nodes(self._host, self._port))
         except (DistError, OSError) as error:
             # a system may let the port be taken at all addresses while another one listens at this one
             if self._elects and any(
@@ -256,7 +263,7 @@ class FixedNodes(NodeRendezvous):
 
     def _find_coordinator(self) -> CoordinatorConnection | None:
         """Read in the store where the coordinator is, and connect; None where the store does not say it."""
-        store = stores.connect_store(self._host, self._port, self.check)
+        store = NodeStore(stores.connect_store(self._host, self._port, self.check))
         deadline = time.monotonic() + stores.PROBE_SECONDS
         while not store.check([_COORDINATOR]):
             if time.monotonic() > deadline:
@@ -371,7 +378,7 @@ class FixedNodes(NodeRendezvous):
             self._send_outcome(own)  # it was stopped while others waited as well
             return outcome
         if own.kind == "done" and self._wants_first and 0 in record.results:
-            self._connection.say(self._make_value_message(record.results[0], outcome.values))
+            self._connection.say(values.make_message(record.results[0], outcome.values, self._trust))
         self._send_outcome(own)
         try:
             cause = self._wait_for_verdict(is_well=own.kind == "done")
@@ -383,17 +390,6 @@ class FixedNodes(NodeRendezvous):
         if cause is None or (cause.node.node_rank == own.node.node_rank and not cause.hang):
             return outcome
         return outcomes.blame(cause, outcome)
-
-    def _make_value_message(self, result: Result, values: Mapping[int, Any]) -> Message:
-        """Return rank 0's value for the other nodes: its pickle where they prove a secret, else data only."""
-        if self._trust.is_proven:
-            return Message("value", (result.time, ""), [result.value, *result.buffers])
-        try:
-            return Message("value", (result.time, ""), pack_plain(values[0], MEMBER_LIMIT.parts))
-        except ShipError as error:
-            return Message("value", (result.time, str(error)))
-        except Exception as error:  # the other nodes wait for an answer
-            return Message("value", (result.time, failures.describe_error(error)))
 
     def _find_own_node(self) -> NodeInfo:
         return self._roster.nodes[self._roster.node_rank] if self._roster is not None else self._node
@@ -443,8 +439,13 @@ class FixedNodes(NodeRendezvous):
     def _make_host_outcome(self) -> NodeOutcome:
         assert self._roster is not None
         node = self._roster.nodes[self._roster.host_rank]
-        text = f"{node.name}, which holds the run together, is gone: its kernel has ended, or it is cut off the network"
+        text = describe_lost_host(node.name, f"{self._host}:{self._port}")
         return NodeOutcome(node=node, kind="lost", text=text)
+
+    def make_host_error(self, error: BaseException) -> LaunchError:
+        assert self._roster is not None
+        name = self._roster.nodes[self._roster.host_rank].name
+        return name_lost_host(name, f"{self._host}:{self._port}", error)
 
     def _add_value(self, outcome: Outcome) -> Outcome:
         """Put rank 0's value, from whichever node it is, into the outcome."""
@@ -457,20 +458,7 @@ class FixedNodes(NodeRendezvous):
                 self._take(message)
             elif self._connection.is_lost:
                 return outcomes.blame(self._make_host_outcome(), outcome)
-        return Outcome(values={0: self._read_value(self._value)}, stopped=outcome.stopped)
-
-    def _read_value(self, message: Message) -> Any:
-        """Return rank 0's value; ShipError where it did not come."""
-        time, problem = message.value
-        if problem:
-            raise ShipError(f"rank 0 is on another node: {problem}")
-        if not self._trust.is_proven:
-            try:
-                return unpack_plain(message.parts)
-            except MalformedError as error:
-                raise ShipError(f"rank 0 is on another node: {error}") from None
-        value, *buffers = message.parts
-        return unpack_value(Result(rank=0, time=time, value=bytes(value), buffers=buffers))
+        return Outcome(values={0: values.read(self._value, self._trust)}, stopped=outcome.stopped)
 
     def shutdown(self) -> bool:
         """Leave; the node with the coordinator stays until the others have heard what they wait for."""

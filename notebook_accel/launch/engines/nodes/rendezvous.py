@@ -14,6 +14,7 @@ from ....errors import LaunchError
 from ....stream.record import RunRecord
 from ...job import Rendezvous
 from ...supervise.stop_agreement import Questions
+from ...transfer import failures
 from ..base import Outcome
 
 OTHERS_START_AGAIN = "another node starts its workers again"
@@ -177,6 +178,14 @@ class NodeRendezvous(RendezvousHandler):
         return False
 
     @abstractmethod
+    def make_host_error(self, error: BaseException) -> LaunchError:
+        """Return the error of a launch whose store is gone, with the name of the node that held it.
+
+        Args:
+            error: what a call of the store raised.
+        """
+
+    @abstractmethod
     def share_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
         """Exchange with other nodes how a stop of the run stands; see `ShareStop`."""
 
@@ -195,6 +204,32 @@ class NodeRendezvous(RendezvousHandler):
     def describe_shortage(self) -> str:
         """Return that nodes are gone and have to come back, empty where enough are left."""
         return ""
+
+
+def describe_lost_host(name: str, address: str) -> str:
+    """Return that the node is gone without which the run cannot go on, and what to do.
+
+    Args:
+        name: the node's number and host.
+        address: where the nodes meet.
+    """
+    return (
+        f"{name} at {address}, which holds the run together, is gone: its run was stopped, its kernel has ended, "
+        "or it is cut off the network; run the cell again on all nodes"
+    )
+
+
+def name_lost_host(name: str, address: str, error: BaseException) -> LaunchError:
+    """Return the error of a launch that has lost the node that holds the store.
+
+    Args:
+        name: the node's number and host.
+        address: where the nodes meet.
+        error: what torch raised; its first line becomes a note.
+    """
+    lost = LaunchError(describe_lost_host(name, address))
+    failures.add_note(lost, f"torch says: {str(error).partition(chr(10))[0]}")
+    return lost
 
 
 def read_join_seconds(settings: Mapping[str, Any]) -> float:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from torch.distributed import Store
-
 from ....trust.plain import MalformedError
 from ...supervise.stop_agreement import Questions
+from .node_store import AnyStore
 
 _LOOK_SECONDS: Final = 0.25  # between two looks into the store, each of which asks another machine
 _STOP: Final = "stop"
@@ -30,7 +29,7 @@ class RoundNews:
 
     def __init__(
         self,
-        store: Store,
+        store: AnyStore,
         place: int,
         num_nodes: int,
         write: Callable[[str, Any, Any], None],

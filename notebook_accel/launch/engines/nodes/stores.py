@@ -18,6 +18,7 @@ from ....errors import LaunchError
 from ... import descriptors
 from ...checks.addresses import choose_listen_address, listen, listen_for_nodes
 from ...job import Rendezvous
+from .node_store import keep_quiet
 
 PROBE_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 5.0
@@ -106,9 +107,11 @@ def connect_store(host: str, port: int, check: Callable[[], None]) -> TCPStore:
 
     def make() -> None:
         try:
-            results.append(
-                TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False, **_OF_SYSTEM)
-            )
+            with keep_quiet():
+                store = TCPStore(
+                    host, port, is_master=False, timeout=timeout, wait_for_workers=False, **_OF_SYSTEM
+                )
+            results.append(store)
         except BaseException as error:
             results.append(error)
 

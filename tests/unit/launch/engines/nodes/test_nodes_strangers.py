@@ -20,12 +20,12 @@ from torch.distributed import HashStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from notebook_accel import LaunchError, ShipError
-from notebook_accel.events import Failure, Pickle, RaisedError, Result
+from notebook_accel import LaunchError
+from notebook_accel.events import Failure, Pickle, RaisedError
 from notebook_accel.launch.checks import addresses
 from notebook_accel.launch.engines.base import Outcome
 from notebook_accel.launch.engines.nodes import coordinator as coordinator_module
-from notebook_accel.launch.engines.nodes import elastic, fixed, messages, outcomes
+from notebook_accel.launch.engines.nodes import elastic, messages, outcomes
 from notebook_accel.launch.engines.nodes.coordinator import Coordinator
 from notebook_accel.launch.engines.nodes.dynamic import Backend
 from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
@@ -429,23 +429,6 @@ def test_a_node_without_a_secret_shortens_its_outcome() -> None:
     parts = [RaisedError(type_name="A", message="a" * 250_000, pickled=None, frames=[])] * 80
     nodes._send_outcome(make_failure(b"", parts=parts))
     assert sum(len(piece) for piece in messages.encode(said[0], None)) < messages.MEMBER_LIMIT.value
-
-
-def test_a_value_that_cannot_be_written_or_read_is_a_problem_of_the_value(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    nodes, result = make_fixed(), Result(rank=0, time=1.0, value=b"", buffers=[])
-
-    def fail(value: Any, limit: float) -> Any:
-        raise RuntimeError("it has no bytes")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(fixed, "pack_plain", fail)
-        message = nodes._make_value_message(result, {0: 1})
-    with pytest.raises(ShipError, match=r"^rank 0 is on another node: RuntimeError: it has no bytes$"):
-        nodes._read_value(message)
-    with pytest.raises(ShipError, match=r"^rank 0 is on another node: a returned value cannot be read"):
-        nodes._read_value(Message("value", (1.0, ""), [b"no value"]))
 
 
 def test_a_second_node_of_a_machine_connects_where_ports_may_be_shared(
