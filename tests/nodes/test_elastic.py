@@ -184,7 +184,7 @@ def test_nodes_join_and_are_lost(kernels: list[Kernel], place: str, tmp_path: Pa
 
     kill = "seen = run.record.end; os.kill(run.record.phases[3].pid, 9)\n"
     second.run(kill + "wait_for('SIGKILL', 'restart 1 of 1', 'world 4')").ok()
-    first.run("wait_for('another node starts its workers again', 'world 4'); seen = run.record.end").ok()
+    first.run("wait_for('node 1 (', 'SIGKILL', 'restart 1 of 1', 'world 4'); seen = run.record.end").ok()
 
     second.kill()  # collectives and stores give up after minutes
     first.run(f"wait_for('node lost: 1 node, 2 ranks; {again}', 'world 2')").ok()

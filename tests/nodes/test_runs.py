@@ -159,6 +159,34 @@ def test_a_failure_is_the_same_on_every_node(nodes: Nodes) -> None:
     )
 
 
+@pytest.mark.parametrize("is_elastic", [False, True], ids=["fixed", "elastic"])
+@pytest.mark.parametrize("others", ["wait", "lose their peer"])
+def test_all_nodes_are_told_why_the_workers_start_again(nodes: Nodes, is_elastic: bool, others: str) -> None:
+    """Each has a rank; that of the second node fails."""
+    code = f"""
+        def train():
+            total()
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+                return total()
+            if node == 1:
+                raise ValueError("the cause")
+            if {others == "wait"}:
+                time.sleep(3600)
+            total()
+        more = dict(num_nodes=3, max_restarts=1)
+        if {is_elastic}:
+            more |= dict(num_nodes="3:3", node_rank=min(node, 1), rdzv_endpoint=f"{{master}}:{{port}}")
+            more |= dict(rdzv_conf={{"keep_alive_interval": 10}})
+        launch(train, **more)
+    """
+    cells = nodes.run(code, count=3)
+    assert [cell.ok().value for cell in cells] == ["3"] * 3
+    for node, cell in enumerate(cells):
+        cause = r"rank \d \(process \d+\) raised ValueError: the cause; restart 1 of 1\n"
+        told = cause if node == 1 else r"node \d \(.*\): " + cause
+        assert re.search(f"notebook_accel: {told}", cell.stderr), (node, [each.stderr for each in cells])
+
+
 @pytest.mark.parametrize("max_restarts", [0, 2])
 def test_an_interrupt_of_one_node_ends_the_others(nodes: Nodes, max_restarts: int) -> None:
     code = f"""

@@ -158,7 +158,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.engines.nodes": (
         ("node_store",),
         ("dynamic", "node_info", "pulse", "stores"),
-        ("outcomes", "rendezvous"),
+        ("outcomes",),
+        ("rendezvous",),
         ("messages",),
         ("*",),
         ("elastic", "fixed"),

@@ -37,7 +37,8 @@ from ...worker import environment
 from ..attempts import INTERRUPT_GRACE, STOP_GRACE, describe_cause, make_outcome
 from ..base import Outcome
 from .fixed import FixedNodes
-from .rendezvous import NodeRendezvous
+from .outcomes import RestartCause
+from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous
 
 _LOOK_SECONDS = 0.05
 _NEWS_SHARE = 0.25  # of hang_timeout, after which the nodes exchange when they heard of a rank last
@@ -142,13 +143,12 @@ class _Agent(SimpleElasticAgent):
         self._restarts_left = job.max_restarts
         self._stopped: frozenset[int] = frozenset()
         self._hang = ""
+        self._cause: RestartCause | None = None
         self._patient_until: float | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._num_groups:
-            self._announce_restart(
-                worker_group, by_other_node=self._remaining_restarts == self._restarts_left
-            )
+            self._announce_restart(worker_group)
         else:
             self._remaining_restarts = max(0, self._remaining_restarts - self._handler.num_missed)
         self._num_groups += 1
@@ -196,16 +196,24 @@ class _Agent(SimpleElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         if text := self._handler.describe_shortage():
             self._handler.tell(text)
+        self._cause = None if self._remaining_restarts == self._restarts_left else self._find_cause()
+        if self._cause is not None:
+            self._handler.share_cause(self._cause)  # before this node leaves the round, which others notice
         super()._restart_workers(worker_group)
 
-    def _announce_restart(self, group: WorkerGroup, by_other_node: bool) -> None:
-        """Say in the cell why the workers start again: because of another node, or after a failure here."""
+    def _find_cause(self) -> RestartCause:
+        """Return why the workers of this node start again after a failure here."""
         restart = self._job.max_restarts - self._remaining_restarts
-        if not by_other_node:
-            cause = describe_cause(self._record, self._hang)
-            detail = f"{cause}; restart {restart} of {self._job.max_restarts}"
-        else:
-            detail = self._handler.explain_restart(group.workers[0].world_size)
+        text = f"{describe_cause(self._record, self._hang)}; restart {restart} of {self._job.max_restarts}"
+        found = self._record.failures
+        follows = bool(found) and not self._hang and failures.is_lost_peer(failures.find_first(found))
+        return RestartCause(text=text, follows=follows)
+
+    def _announce_restart(self, group: WorkerGroup) -> None:
+        """Say in the cell why the workers start again: because of a failure here, or of another node."""
+        own, others = self._cause, self._handler.explain_restart(group.workers[0].world_size)
+        is_first = own is not None and not (own.follows and others)
+        detail = own.text if own is not None and is_first else others or OTHERS_START_AGAIN
         self._attempt.deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -286,7 +286,7 @@ class Coordinator:
         elif message.kind == "held":
             peer.questions = message.value
             self._consider_stop()
-        elif message.kind in ("news", "ask", "stop"):
+        elif message.kind in ("cause", "news", "ask", "stop"):
             for other in self._members:
                 if other is not peer:
                     other.tell(message)

@@ -36,8 +36,8 @@ from .dynamic import Backend, DynamicRendezvous
 from .messages import MEMBER_LIMIT
 from .node_info import NodeInfo, describe_node, find_disagreements
 from .node_store import AnyStore, NodeStore
-from .outcomes import NodeOutcome
-from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous, PeerWait, name_lost_host, read_join_seconds
+from .outcomes import NodeOutcome, RestartCause
+from .rendezvous import NodeRendezvous, PeerWait, name_lost_host, read_join_seconds
 from .round_news import RoundNews
 
 _Place = tuple[
@@ -96,6 +96,7 @@ class ElasticNodes(NodeRendezvous):
         self._before = 0
         self._num_turned_away = 0
         self._news: RoundNews | None = None
+        self._last_news: RoundNews | None = None
         self._is_closing = False
 
     def get_backend(self) -> str:
@@ -109,7 +110,7 @@ class ElasticNodes(NodeRendezvous):
         Raises:
             LaunchError: they are too few, or the run has ended.
         """
-        self._before = self._num_nodes
+        self._before, self._last_news = self._num_nodes, self._news
         self._workers_store = None
         try:
             while True:
@@ -330,6 +331,10 @@ class ElasticNodes(NodeRendezvous):
         except DistError:  # the node that held the store has told all that it knows, and left
             return True
 
+    def share_cause(self, cause: RestartCause) -> None:
+        with self._name_lost_host():
+            self._get_news().share_cause(replace(cause, text=f"{self._node.name}: {cause.text}"))
+
     def _get_news(self) -> RoundNews:
         assert self._news is not None
         return self._news
@@ -373,11 +378,14 @@ class ElasticNodes(NodeRendezvous):
     # -- what the cell is told
 
     def explain_restart(self, world_size: int) -> str:
+        with self._name_lost_host():
+            cause = None if self._last_news is None else self._last_news.find_cause()
         if self._num_nodes == self._before:
-            return OTHERS_START_AGAIN
+            return "" if cause is None else cause.text
         change = "joined" if self._num_nodes > self._before else "lost"
         several = "s" if abs(self._num_nodes - self._before) > 1 else ""
-        return f"node{several} {change}: {self._describe_size(world_size)}; workers start again"
+        text = f"node{several} {change}: {self._describe_size(world_size)}; workers start again"
+        return text if cause is None or cause.follows else f"{cause.text}; {text}"
 
     def _describe_size(self, world_size: int) -> str:
         return f"{_format_count(self._num_nodes, 'node')}, {_format_count(world_size, 'rank')}"
@@ -478,7 +486,7 @@ class ElasticNodes(NodeRendezvous):
         except RendezvousError:
             return False
         finally:
-            self._store = self._workers_store = self._round = self._news = None
+            self._store = self._workers_store = self._round = self._news = self._last_news = None
         return True
 
 

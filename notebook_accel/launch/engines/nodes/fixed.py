@@ -6,6 +6,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Final
 
@@ -27,9 +28,8 @@ from .coordinator import Coordinator
 from .messages import MEMBER_LIMIT, CoordinatorConnection, Message
 from .node_info import NodeInfo, Roster, describe_node
 from .node_store import NodeStore
-from .outcomes import NodeOutcome
+from .outcomes import NodeOutcome, RestartCause
 from .rendezvous import (
-    OTHERS_START_AGAIN,
     NodeRendezvous,
     PeerWait,
     StopState,
@@ -80,6 +80,7 @@ class FixedNodes(NodeRendezvous):
         self._roster: Roster | None = None
         self._called_attempt = -1
         self._gone = ""
+        self._causes: list[RestartCause] = []
         self.seconds_to_notice = _NOTICE_SECONDS if job.max_restarts else 0.0
         self._max_restarts = job.max_restarts
         self._verdict: Message | None = None
@@ -303,6 +304,8 @@ class FixedNodes(NodeRendezvous):
         if message.kind == "again":
             attempt, self._gone = message.value
             self._called_attempt = max(self._called_attempt, attempt)
+        elif message.kind == "cause":
+            self._causes.append(message.value)
         elif message.kind == "trouble":
             self.is_called_off = True
         elif message.kind == "verdict":
@@ -329,7 +332,19 @@ class FixedNodes(NodeRendezvous):
         return False
 
     def explain_restart(self, world_size: int) -> str:
-        return f"{self._gone}; it is back" if self._gone else OTHERS_START_AGAIN
+        causes, self._causes = (
+            self._causes,
+            [],
+        )  # all of the last attempt: nodes tell them before they meet again
+        if self._gone:
+            return f"{self._gone}; it is back"
+        cause = outcomes.choose_cause(causes)
+        return "" if cause is None else cause.text
+
+    def share_cause(self, cause: RestartCause) -> None:
+        if self._connection is not None:
+            text = f"{self._find_own_node().name}: {cause.text}"
+            self._connection.say(Message("cause", replace(cause, text=text)))
 
     def describe_shortage(self) -> str:
         return f"{self._gone}; waiting until it comes back, {self._seconds:g} s at most" if self._gone else ""

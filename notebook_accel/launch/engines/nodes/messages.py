@@ -24,7 +24,7 @@ from ....trust.proof import REPLY_BYTES, Session
 from ... import descriptors
 from ...supervise.stop_agreement import Questions
 from .node_info import NodeInfo, Roster
-from .outcomes import NodeOutcome
+from .outcomes import NodeOutcome, RestartCause
 from .pulse import Pulse, set_keep_alive
 
 PURPOSE: Final = "nodes"
@@ -46,6 +46,7 @@ MessageKind = Literal[
     "name",  # I am the node of this name, which nobody else has
     "pulse",  # this connection is silent from now on: without answers the node of this name is cut off; see `pulse`
     # from a node, passed on to all others
+    "cause",  # why my workers start again: RestartCause
     "value",  # what rank 0 returned: time of the result, why it cannot travel, or empty; and the value as parts
     "news",  # something was heard of my ranks
     "ask",  # my ranks are silent, and I ask them where they are
@@ -69,6 +70,7 @@ _TYPES: Final[Mapping[MessageKind, Any]] = {
     "name": str,
     "pulse": str,
     "value": tuple[float, str],
+    "cause": RestartCause,
     "news": None,
     "ask": None,
     "stop": None,

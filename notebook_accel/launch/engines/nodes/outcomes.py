@@ -41,6 +41,24 @@ class NodeOutcome:
     hang: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class RestartCause:
+    """Why a node starts its workers again.
+
+    Attributes:
+        text: what happened there.
+        follows: whether it is a failure that ranks have when another rank is gone.
+    """
+
+    text: str
+    follows: bool = False
+
+
+def choose_cause(causes: Sequence[RestartCause]) -> RestartCause | None:
+    """Return the cause that explains others, None where there is none."""
+    return min(causes, key=lambda cause: cause.follows, default=None)
+
+
 def summarize(outcome: Outcome, node: NodeInfo, *, is_complete: bool) -> NodeOutcome:
     """Return how a node's part ended, for the other nodes.
 

@@ -16,6 +16,7 @@ from ...job import Rendezvous
 from ...supervise.stop_agreement import Questions
 from ...transfer import failures
 from ..base import Outcome
+from .outcomes import RestartCause
 
 OTHERS_START_AGAIN = "another node starts its workers again"
 _NOTICE_SECONDS = (3.0, 10.0, 30.0)
@@ -148,12 +149,19 @@ class NodeRendezvous(RendezvousHandler):
         return False
 
     def explain_restart(self, world_size: int) -> str:
-        """Return why workers start again although none failed here.
+        """Return why workers start again because of other nodes; empty where these said nothing.
 
         Args:
             world_size: the new number of ranks.
         """
-        return OTHERS_START_AGAIN
+        return ""
+
+    def share_cause(self, cause: RestartCause) -> None:
+        """Tell other nodes why the workers of this node start again; comes before it meets them again.
+
+        Args:
+            cause: what happened here.
+        """
 
     def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
         """Exchange with other nodes whether anything was heard of ranks.

@@ -9,7 +9,9 @@ from typing import Any, Final
 
 from ....trust.plain import MalformedError
 from ...supervise.stop_agreement import Questions
+from . import outcomes
 from .node_store import AnyStore
+from .outcomes import RestartCause
 
 _LOOK_SECONDS: Final = 0.25  # between two looks into the store, each of which asks another machine
 _STOP: Final = "stop"
@@ -75,6 +77,24 @@ class RoundNews:
             return True, None
         held = [self._read(f"held {place}", Questions) for place in there]
         return True, Questions(min(each.least for each in held), max(each.most for each in held))
+
+    # -- a restart
+
+    def share_cause(self, cause: RestartCause) -> None:
+        """Tell why the workers of this node start again."""
+        self._write(f"cause {self._place}", RestartCause, cause)
+
+    def find_cause(self) -> RestartCause | None:
+        """Return why another node started its workers again, None where none told it.
+
+        Each node tells it before it leaves the round: once all have met again, all of it is there.
+        """
+        causes: list[RestartCause] = []
+        for place in self._places:
+            if place != self._place and self._store.check([f"cause {place}"]):
+                with contextlib.suppress(MalformedError):  # a stranger wrote it
+                    causes.append(self._read(f"cause {place}", RestartCause))
+        return outcomes.choose_cause(causes)
 
     # -- hangs
 

@@ -17,6 +17,7 @@ from notebook_accel.launch.engines.nodes import elastic, stores
 from notebook_accel.launch.engines.nodes.dynamic import Backend
 from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
 from notebook_accel.launch.engines.nodes.fixed import FixedNodes
+from notebook_accel.launch.engines.nodes.outcomes import RestartCause
 from notebook_accel.launch.job import Job, Rendezvous
 from notebook_accel.launch.supervise.control import StopAsked
 from notebook_accel.stream.record import RunRecord
@@ -147,3 +148,34 @@ def test_a_store_that_cannot_be_made_keeps_no_port(monkeypatch: pytest.MonkeyPat
     with pytest.raises(RuntimeError):
         stores.open_for_nodes("127.0.0.1", port)
     socket.create_server(("127.0.0.1", port)).close()
+
+
+@pytest.mark.parametrize("kind", [ElasticNodes, FixedNodes])
+def test_all_nodes_are_told_why_the_workers_start_again(
+    kind: type[ElasticNodes] | type[FixedNodes], port: int
+) -> None:
+    """One that lost a peer meets the others again before the node with the cause has told it."""
+    settings = {"keep_alive_interval": PATIENCE_S}  # no node is lost
+    common = {"port": port, "num_nodes": 3, "min_nodes": 3, "settings": settings}
+    nodes = [kind(job(place(node_rank=rank, **common))) for rank in range(3)]
+    failed, follows = RestartCause(text="ValueError"), RestartCause(text="connection closed", follows=True)
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda node: node.next_rendezvous(), nodes))
+        for attempt in range(2):
+            nodes[2].share_cause(follows)
+            early = pool.submit(nodes[2].next_rendezvous)
+            end = time.monotonic() + PATIENCE_S
+            while not nodes[0].num_nodes_waiting() and time.monotonic() < end:
+                time.sleep(0.01)
+            late = [pool.submit(nodes[0].next_rendezvous)]
+            if not attempt:
+                nodes[1].share_cause(failed)
+            late.append(pool.submit(nodes[1].next_rendezvous))
+            for each in (early, *late):
+                each.result(2 * PATIENCE_S)
+            said = [node.explain_restart(3).partition("): ")[2] for node in nodes]
+            expected = ["ValueError", "connection closed", "ValueError"]
+            assert said == (["connection closed"] * 2 + [""] if attempt else expected)
+        for node in nodes:
+            node.set_closed()
+        list(pool.map(lambda node: node.shutdown(), nodes))

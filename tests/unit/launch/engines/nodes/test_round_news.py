@@ -10,6 +10,7 @@ import pytest
 from torch.distributed import HashStore
 
 from notebook_accel.launch.engines.nodes import round_news
+from notebook_accel.launch.engines.nodes.outcomes import RestartCause
 from notebook_accel.launch.engines.nodes.round_news import RoundNews
 from notebook_accel.launch.supervise.stop_agreement import Questions
 from notebook_accel.trust import plain
@@ -111,3 +112,15 @@ def test_reports_of_all_nodes_come_together(a_round: Round) -> None:
     for place in (0, 2):
         assert a_round.nodes[place].share_hang(f"hang of {place}")
         assert a_round.nodes[place].hang == "hang of 0\nhang of 2"
+
+
+def test_each_node_finds_why_another_one_starts_again(a_round: Round) -> None:
+    """What came first explains what followed from it; what a stranger wrote explains nothing."""
+    assert [each.find_cause() for each in a_round.nodes] == [None] * 3
+    follows = RestartCause(text="connection closed", follows=True)
+    a_round.nodes[0].share_cause(follows)
+    a_round.store.set("cause 1", "[]")
+    assert [each.find_cause() for each in a_round.nodes] == [None, follows, follows]
+    first = RestartCause(text="ValueError")
+    a_round.nodes[2].share_cause(first)
+    assert [each.find_cause() for each in a_round.nodes] == [first, first, follows]
