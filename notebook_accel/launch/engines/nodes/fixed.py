@@ -332,13 +332,10 @@ class FixedNodes(NodeRendezvous):
         return False
 
     def explain_restart(self, world_size: int) -> str:
-        causes, self._causes = (
-            self._causes,
-            [],
-        )  # all of the last attempt: nodes tell them before they meet again
+        cause = outcomes.choose_cause(self._causes)  # of the last attempt: told before the nodes met again
+        self._causes = []
         if self._gone:
             return f"{self._gone}; it is back"
-        cause = outcomes.choose_cause(causes)
         return "" if cause is None else cause.text
 
     def share_cause(self, cause: RestartCause) -> None:
