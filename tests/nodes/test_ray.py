@@ -84,6 +84,35 @@ def test_ranks_are_spread_over_the_nodes(kernel: Kernel) -> None:
     assert list(nodes) == [0, 1] and all(nodes.values())
 
 
+def test_stop_is_answered_to_ranks_that_ask_unequally_often(kernel: Kernel) -> None:
+    """No collective is in it: a rank that asks less often is not waited for."""
+    cell = kernel.run(
+        """
+        def learn():
+            from notebook_accel import Accelerator
+            accelerator = Accelerator(cpu=True)
+            step = 0
+            while True:
+                step += 1
+                if (step % (1 + accelerator.process_index) == 0) and accelerator.should_stop:
+                    return step
+                if step == 20:
+                    print("asked", flush=True)
+                time.sleep(0.01)
+
+        run = notebook_launcher(learn, num_processes=2, engine=spread, address=cluster.address, returns="all",
+                                block=False)
+        while run.lines().count("asked") < 2:
+            time.sleep(0.05)
+        run.stop(grace=60)
+        steps = run.result()
+        run.status, min(steps) > 20
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert cell.value == "('stopped', True)"
+
+
 def test_more_than_the_cluster_has_is_told_with_the_numbers(kernel: Kernel) -> None:
     cell = kernel.run("notebook_launcher(f, num_processes=4, engine='ray', address=cluster.address)")
     assert cell.error is not None and cell.error[0] == "ValueError"
