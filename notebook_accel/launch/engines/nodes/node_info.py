@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import platform
@@ -21,6 +22,10 @@ from ...job import Job
 _DIGITS: Final = 12
 _MOST: Final = 1 << 20  # of nodes, and of a node's processes
 _LONGEST_HOST: Final = 255  # characters of a host's name
+_JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
+# Python calls `module.function()` in one way where the same file imports the module, and in another in a notebook,
+# whose statements are compiled one by one. A function is to have one hash in both.
+_OF_CALLS: Final = frozenset({"CACHE", "NOP", "PRECALL", "PUSH_NULL"})
 _UNTIL_SAME: Final = ("num_nodes", "rdzv_id")  # nodes that differ in it may wait for each other for ever
 
 
@@ -120,7 +125,10 @@ def hash_code(function: Any) -> str:
 def _add(sha: Any, value: object) -> None:
     """Add a constant to a hash: sets in a fixed order, code without its lines and file."""
     if isinstance(value, types.CodeType):
-        sha.update(value.co_code)
+        for each in dis.get_instructions(value):
+            if each.opname not in _OF_CALLS:
+                sha.update(each.opname.replace("METHOD", "ATTR").encode())
+                _add(sha, None if each.opcode in _JUMPS else each.argval)
         for part in (*value.co_consts, value.co_names, value.co_varnames, value.co_freevars):
             _add(sha, part)
     elif isinstance(value, frozenset):
