@@ -64,7 +64,9 @@ def prepare_pippy(
     pipe, structure = _trace(model, names, example)
     from torch.distributed.pipelining import ScheduleGPipe
 
-    schedule = ScheduleGPipe(pipe.build_stage(runtime.topology.rank, device=runtime.device), chunks)
+    stage = pipe.build_stage(runtime.topology.rank, device=runtime.device)
+    _match_first_tensors(stage)
+    schedule = ScheduleGPipe(stage, chunks)
     forward = PipelinedForward(model.forward, runtime, schedule, chunks, example, structure, gather_output)
     vars(model).update(
         _original_forward=model.forward, pippy_stage=schedule, hf_split_points=names, forward=forward
@@ -349,3 +351,21 @@ def _restore_forwards(model: nn.Module, names: list[str]) -> Iterator[None]:
 
 
 complete_names(__name__)
+
+
+def _match_first_tensors(stage: Any) -> None:
+    """Let neighbours greet each other by numbers of one type.
+
+    torch 2.9 sends a whole number of 8 bytes where 4 are expected, at which gloo ends the process.
+    """
+    find: Callable[[], list[Any]] | None = getattr(stage, "_get_init_p2p_neighbors_ops", None)
+    if find is None:
+        return
+
+    def find_alike() -> list[Any]:
+        found = find()
+        for each in found:
+            each.tensor = each.tensor.reshape(1).float()
+        return found
+
+    stage._get_init_p2p_neighbors_ops = find_alike

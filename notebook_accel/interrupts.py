@@ -116,8 +116,8 @@ def delay_interrupt(
         ends_in_forks: do not delay those of processes that the block forks.
 
     Raises:
-        KeyboardInterrupt: at the end of the block, if the user interrupted it and it does not come later. A handler of
-            the user's own is called instead, if there is one.
+        KeyboardInterrupt: at the end of the block, if the user interrupted it and it does not come later; in the place
+            of an error of the block, too. A handler of the user's own is called instead, if there is one.
     """
     outer = _find_delayed()
     if outer is not None:
@@ -135,8 +135,11 @@ def delay_interrupt(
     handler = _DelayedInterrupt(before, patience)
     handler.ends_in_forks = ends_in_forks
     signal.signal(signal.SIGINT, handler)
+    problem: Exception | None = None
     try:
         yield
+    except Exception as error:
+        problem = error
     finally:
         try:
             handler.end()
@@ -145,8 +148,13 @@ def delay_interrupt(
     if comes_later and handler.was_called:
         with contextlib.suppress(RuntimeError):  # the system gives no further thread
             threading.Thread(target=_interrupt_later, daemon=True).start()
-            return
-    handler.obey()
+            handler.was_called = False
+    try:
+        handler.obey()
+        if problem is not None:
+            raise problem
+    finally:
+        problem = None  # its traceback has this frame
 
 
 def _stop_delaying_in_fork() -> None:

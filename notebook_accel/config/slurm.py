@@ -33,6 +33,7 @@ RESERVED: Final[Mapping[str, str]] = {
     "parsable": "the launch reads what sbatch writes",
     "quiet": "the launch reads what sbatch writes",
     "test_only": "a launch that is wrong submits nothing",
+    **dict.fromkeys(("help", "usage", "version"), "sbatch submits nothing then"),
 }
 """Options of `sbatch` that the launch decides, each with what says it instead."""
 

@@ -39,6 +39,13 @@ def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
         problems.insert(0, ValueError(f"job={job!r}: the number of a job is needed"))
     if problems:
         raise_all(problems, _CALLER)
+    try:
+        return _find(job, job_id, options)
+    except KeyboardInterrupt:  # without our own frames: SLURM may take long to answer
+        raise KeyboardInterrupt(f"{_CALLER}: the run goes on, if it has not ended") from None
+
+
+def _find(job: Any, job_id: str, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
     cluster = naming.find_cluster()
     job_id = naming.find_newest(cluster) if job is None else job_id
     folder = naming.find(job_id, cluster)

@@ -77,3 +77,27 @@ def test_the_rank_that_died_is_named_also_where_that_is_heard_late(
     assert cell.error is not None and cell.error[0] == "WorkerKilledError", cell.traceback
     assert re.search(r"rank 1 \(on node2, process \d+\) was ended by SIGKILL", cell.error[1]), cell.error
     assert re.search(r"rank 0 \(on node1, process \d+\) lost rank 1, which had failed", cell.told), cell.told
+
+
+def test_a_module_beside_the_notebook_is_found_where_the_notebook_has_changed_its_folder(
+    kernel: Kernel,
+) -> None:
+    """The last folder is removed meanwhile: ranks begin where their host lets them."""
+    cell = kernel.run(
+        """
+        began = os.getcwd()
+        with open("beside.py", "w") as file:
+            file.write("def say():\\n    return 'from a file'\\n")
+        import beside
+        os.mkdir("changed")
+        os.chdir("changed")
+        os.rmdir("../changed")
+        try:
+            found = notebook_launcher(beside.say, hosts=HOSTS, returns="all", view="text")
+        finally:
+            os.chdir(began)
+        found
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert cell.value == "['from a file', 'from a file']"

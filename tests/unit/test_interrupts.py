@@ -22,6 +22,19 @@ def test_interrupts_are_held_by_the_outermost_block() -> None:
     assert done == ["goes on"]
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_an_interrupt_counts_more_than_an_error_of_the_block(is_interrupted: bool) -> None:
+    """Whoever waits for a command that fails in the end has interrupted it all the same."""
+    with (
+        pytest.raises(KeyboardInterrupt if is_interrupted else ValueError) as raised,
+        interrupts.delay_interrupt(),
+    ):
+        if is_interrupted:
+            signal.raise_signal(signal.SIGINT)
+        raise ValueError("it has failed")
+    assert raised.traceback[-1].path.name == ("interrupts.py" if is_interrupted else "test_interrupts.py")
+
+
 @pytest.fixture
 def handler() -> Iterator[list[int]]:
     """The interrupts that a handler of the user's own got, which raises nothing."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from multiprocessing import process
 
 from ... import environ
 from ..job import Job
@@ -33,8 +35,26 @@ class ParentState:
         """Return this process's state, as far as a job's workers need it."""
         forked = job.start_method == "fork"
         return cls(
-            directory=None if forked else os.getcwd(),
+            directory=None if forked else find_directory(),
             variables=environ.snapshot(),
             random_states=RandomStates.capture(),
             sources={} if forked else cell_sources.collect(),
         )
+
+
+def find_directory() -> str:
+    """Return the working folder of this process; empty where it was removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def list_path() -> tuple[str, ...]:
+    """Return where this process finds modules; an empty entry is its working folder, and the one that it began in.
+
+    In a notebook that changed its folder, modules beside it were found in the first one, as workers of
+    `multiprocessing` find them.
+    """
+    began = [process.ORIGINAL_DIR] if process.ORIGINAL_DIR else []  # type: ignore[attr-defined]
+    return tuple(place for entry in sys.path for place in ([entry] if entry else ["", *began]))

@@ -218,7 +218,7 @@ def test_what_a_config_says_of_nodes_is_left_out_where_hosts_are_named(
     plan = plan_of(*words[1:], config_file="c.yaml")
     assert (plan.config.num_processes, plan.config.num_machines, plan.config.min_machines) == (4, 1, None)
     text = "\n".join(refused(capsys, *words, "--num_machines=4", "--machine_rank=0", "train.py"))
-    assert "num_nodes=" in text and "hosts= says which machines" in text
+    assert "num_machines=" in text and "hosts= says which machines" in text
 
 
 def test_what_a_flag_has_for_another_engine_stays(capsys: pytest.CaptureFixture[str]) -> None:

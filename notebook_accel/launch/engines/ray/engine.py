@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from ....takeover import finder
 from ...job import Job
 from ...supervise.local_group import choose_child_start_method
 from ...supervise.worker_group import Attempt
-from ...transfer.parent_state import ParentState
+from ...transfer.parent_state import ParentState, find_directory, list_path
 from ...transfer.unpicklable import pack_job
 from ..attempts import GroupEngine, Wait
 from ..remote.process import Notes
@@ -139,8 +138,8 @@ class RayEngine(GroupEngine[Plan]):
                     **({finder.VARIABLE: "true"} if finder.is_installed() else {}),
                     **job.environment,
                 },
-                directory=state.directory or os.getcwd(),
-                path=tuple(sys.path),
+                directory=state.directory or find_directory(),
+                path=list_path(),
                 with_ipython="IPython" in sys.modules,
             ),
         )

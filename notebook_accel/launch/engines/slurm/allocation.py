@@ -42,6 +42,7 @@ class Allocation:
         holder: name of the socket of the job's own process; empty where the job is not ours.
         state: what SLURM said of it last.
         is_preempted: whether another job got its nodes, since it ran last.
+        has_ranks: whether ranks have run in it.
     """
 
     def __init__(self, job_id: str, wish: Wish | None = None) -> None:
@@ -59,7 +60,7 @@ class Allocation:
         self._shown = self._problem = ""
         self._silent_since: float | None = None
         self._nodes: list[str] = []
-        self._has_run = self.is_preempted = False
+        self.has_ranks = self.is_preempted = False
 
     @property
     def is_ours(self) -> bool:
@@ -101,7 +102,7 @@ class Allocation:
                 wait(self._shown)
                 time.sleep(0.05)
         self._shown = ""
-        self._has_run, self.is_preempted = True, self.state.preempted is not None
+        self.is_preempted = self.state.preempted is not None
         is_new = not self._nodes
         self._nodes = nodes = command.list_nodes(self.state, lambda: wait(""))
         if self.is_ours and is_new:
@@ -118,7 +119,7 @@ class Allocation:
 
     def describe_early_end(self) -> str:
         """Return that the job has ended before the ranks began, and why, as a sentence."""
-        again = " again" if self._has_run else ""
+        again = " again" if self.has_ranks else ""
         how = f"{self.state.describe()}{self._explain_end()}"
         return f"job {self.job_id} has ended before the ranks began{again}: {how}"
 
@@ -262,7 +263,7 @@ class SlurmNodes(Lender):
                     self._explain(error, deadline, wait)
                     continue
                 self._check_devices(links)
-                self._has_opened = True
+                self._has_opened = allocation.has_ranks = True
                 return links
         except BaseException:
             self.give_back(is_stopped=True)

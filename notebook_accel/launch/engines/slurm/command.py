@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
@@ -93,13 +93,19 @@ class SrunClient(CommandClient):
         return (errors or lines[-1:] or [""])[0][:300]
 
 
-def make_environment() -> dict[str, str]:
-    """Return this process's variables for SLURM's commands, without those of a job that it runs in."""
+def make_environment(without: Collection[str] = ()) -> dict[str, str]:
+    """Return this process's variables for SLURM's commands, without those of a job that it runs in.
+
+    Args:
+        without: others that are left out.
+    """
     own = environ.snapshot()
     return {
         name: text
         for name, text in own.items()
-        if (not name.startswith(("SLURM_", "SRUN_")) or name in _KEPT) and name != secret.VARIABLE
+        if (not name.startswith(("SLURM_", "SRUN_")) or name in _KEPT)
+        and name != secret.VARIABLE
+        and name not in without
     }
 
 
@@ -187,7 +193,11 @@ class JobState:
 
 
 def ask(
-    words: Sequence[str], check: Callable[[], object], text: str = "", seconds: float = _ANSWER_SECONDS
+    words: Sequence[str],
+    check: Callable[[], object],
+    text: str = "",
+    seconds: float = _ANSWER_SECONDS,
+    without: Collection[str] = (),
 ) -> str:
     """Return what a command of SLURM writes.
 
@@ -196,6 +206,7 @@ def ask(
         check: called several times a second; its exception ends the command.
         text: for its input.
         seconds: how long it may take.
+        without: variables that it does not get.
 
     Raises:
         LaunchError: it has failed, or does not answer. The text is the command's own.
@@ -209,7 +220,7 @@ def ask(
             text=True,
             encoding="utf-8",
             errors="replace",  # folders and comments may have any bytes
-            env=make_environment(),
+            env=make_environment(without),
             start_new_session=True,
         )
     with process:

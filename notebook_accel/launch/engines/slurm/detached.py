@@ -300,7 +300,11 @@ class Watch:
             text += f"; its own process was ended by {signals.name_of(self._state.signum)}"
             text += f" ({cause})" if cause else ""
         if self._state.exit_code == str(NO_PACKAGE):
-            text += "; on its first node no Python has this package: name one that has it, python='/opt/env/bin/python'"
+            python = self._folder.read_job().options["python"]
+            what = f"{python} is not there, or lacks" if python else "no Python has"
+            text += (
+                f"; on its first node {what} torch or this package: name one, python='/opt/env/bin/python'"
+            )
         if said := [line for line in self._folder.read_log() if line.strip()]:
             text += "\n" + "\n".join(said)
         return Outcome(error=LaunchError(text), ended=self._find_end())

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .... import interrupts, probes
+from ....config.slurm import RESERVED
 from ....errors import LaunchError
 from ..remote.client import NO_PACKAGE, find_source_folder, list_pythons
 from . import command
@@ -28,6 +29,8 @@ _RESTING: Final = "down,drain,fail,maint,reserved,no_respond,unknown"
 _SILENCE: Final = ("Socket timed out", "Unable to contact slurm controller", "does not answer within")
 _DRIVER: Final = "notebook_accel.launch.engines.slurm.driver"
 _NOWHERE: Final = "/dev/null"
+_VARIABLES: Final = {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}
+"""Of options of sbatch whose variables have other names than theirs."""
 LOG: Final = "job.log"
 """In the folder of a run: what the process of its job writes, beside the ranks."""
 
@@ -78,7 +81,7 @@ def check(wish: Wish) -> list[str]:
         try:
             executor = _make_executor(wish, folder)
             script: str = executor._make_submission_file_text(_make_command(wish, "test"), "test")
-            command.ask(["sbatch", "--test-only"], lambda: None, script)
+            command.ask(["sbatch", "--test-only"], lambda: None, script, without=_list_unwanted(wish))
         except (LaunchError, ValueError, TypeError) as error:
             if _NO_NODES in str(error) and _has_resting_nodes(wish):
                 return []
@@ -117,9 +120,9 @@ def submit(wish: Wish) -> tuple[str, str]:
     holder = f"notebook_accel-{secrets.token_hex(8)}"
     with tempfile.TemporaryDirectory(prefix="notebook_accel_") as folder:
         try:
-            return _submit(_make_executor(wish, folder), _make_command(wish, holder)), holder
+            return _submit(wish, _make_executor(wish, folder), _make_command(wish, holder)), holder
         except Exception as error:
-            raise LaunchError(f"sbatch has failed: {error}") from error
+            raise _make_error(error) from None
 
 
 def submit_run(wish: Wish, folder: Path) -> str:
@@ -136,20 +139,35 @@ def submit_run(wish: Wish, folder: Path) -> str:
         try:
             log = str(folder / LOG).replace("%", "%%")  # with which sbatch begins what it fills in
             executor = _make_executor(wish, scripts, {"output": log, "error": log, "open_mode": "append"})
-            return _submit(executor, _make_run_command(wish, folder))
+            return _submit(wish, executor, _make_run_command(wish, folder))
         except Exception as error:
-            raise LaunchError(f"sbatch has failed: {error}") from error
+            raise _make_error(error) from None
 
 
-def _submit(executor: Any, line: str) -> str:
+def _make_error(error: Exception) -> LaunchError:
+    """Return that a job could not be submitted."""
+    what = str(error) if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
+    return LaunchError(f"sbatch has failed: {what}")
+
+
+def _submit(wish: Wish, executor: Any, line: str) -> str:
     """Submit a job that runs a line of a shell, and return its number.
 
     An interrupt waits for that: whoever breaks `sbatch` off does not know whether there is a job.
     """
     with interrupts.delay_interrupt():
         script = executor._make_submission_file_text(line, secrets.token_hex(8))
-        said = command.ask(["sbatch"], lambda: None, script, _SUBMIT_SECONDS)
+        said = command.ask(["sbatch"], lambda: None, script, _SUBMIT_SECONDS, _list_unwanted(wish))
         return str(executor._get_job_id_from_submission_command(said))
+
+
+def _list_unwanted(wish: Wish) -> set[str]:
+    """Return the variables that would take the place of what the script says: of what a launch decides, and `slurm=`.
+
+    man 1 sbatch, "INPUT ENVIRONMENT VARIABLES": they count more than the script.
+    """
+    names = {*RESERVED, *wish.options} - {"export"}
+    return {_VARIABLES.get(name, f"SBATCH_{name.upper()}") for name in names}
 
 
 def _make_executor(wish: Wish, folder: str, output: Mapping[str, str] | None = None) -> Any:
@@ -187,7 +205,10 @@ def _make_command(wish: Wish, holder: str) -> str:
 def _make_run_command(wish: Wish, folder: Path) -> str:
     source = shlex.quote(find_source_folder())
     path = f'export PYTHONPATH={source}"${{PYTHONPATH:+:$PYTHONPATH}}"; ' if find_source_folder() else ""
-    known = '"$p" -c "import notebook_accel" 2>/dev/null || continue'
+    known = (
+        """"$p" -c 'import importlib.util as u, notebook_accel; exit(not u.find_spec("torch"))' 2>/dev/null"""
+    )
+    known += " || continue"
     return path + _find_python(wish, f'{known}; exec "$p" -m {_DRIVER} {shlex.quote(str(folder))}')
 
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from notebook_accel.launch.engines.remote.client import Wanted
-from notebook_accel.launch.engines.slurm import command
+from notebook_accel.launch.engines.slurm import command, submission
 from notebook_accel.launch.engines.slurm.command import SrunClient, parse_job, tells_of_preemption
 
 WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
@@ -20,7 +20,7 @@ LINE = (
 
 INTERRUPTED = """
 import os, signal, threading
-from notebook_accel.launch.engines.slurm import command
+from notebook_accel.launch.engines.slurm import command, submission
 
 signal.signal(signal.SIGINT, lambda *_: None)
 is_over = threading.Event()
@@ -147,3 +147,21 @@ def test_what_ended_a_job_last_counts() -> None:
     ]
     assert tells_of_preemption(ends[1] + ends[0] + "a line\n")
     assert not tells_of_preemption(ends[0] + ends[1]) and not tells_of_preemption("")
+
+
+def test_variables_that_would_take_the_place_of_the_script_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """sbatch itself believes them more than its script; what the site sets for all others stays."""
+    wish = submission.Wish(
+        num_nodes=1,
+        ranks_per_node=1,
+        options={"partition": "gpu", "time": "5"},
+        python=None,
+        is_requeued=False,
+        name="train",
+    )
+    for name in ("WAIT", "SIGNAL", "REQUEUE", "PARTITION", "TIMELIMIT", "ACCOUNT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "x")
+    said = command.ask(["env"], lambda: None, without=submission._list_unwanted(wish))
+    assert [line for line in said.splitlines() if line.startswith("SBATCH_")] == ["SBATCH_ACCOUNT=x"]
