@@ -87,6 +87,8 @@ def test_workers_have_a_copy_of_a_run_that_they_cannot_wait_for_or_stop(kernel: 
                     told.add(str(error))
             return told, ended.wait(), ended.result() > 0
         told = notebook_launcher(tell, num_processes=2, start_method="fork")
+        while run.status == "starting":
+            time.sleep(0.01)
         print(run.status)
         run.stop()
         print(told)
