@@ -107,7 +107,9 @@ class FixedNodes(NodeRendezvous):
         if self._connection is None:
             self._connection = self._open(wait)
         if self.attempt and self._coordinator is not None and not hasattr(self._store, "list_keys"):
-            raise LaunchError("workers on several nodes can only start again with a newer torch")
+            raise LaunchError(
+                "workers of a fixed number of nodes can only start again with torch 2.10 or newer"
+            )
         self._roster = roster = self._wait_for_all(wait)
         self._others_ask, self._stop = False, StopState()  # that was about workers of the last attempt
         if self.attempt < roster.attempt:
