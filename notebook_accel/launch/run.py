@@ -147,7 +147,7 @@ class Run:
         __tracebackhide__ = True
         try:
             self._open_sinks()  # here: a display belongs to the cell of the thread that makes it
-            start_thread(self.execute, f"notebook_accel {self.job.name}")  # `result` raises what it raises
+            self._start_thread()
         except BaseException as error:
             self._error = error
             self._close()  # a run that has not ended would keep its devices
@@ -160,6 +160,9 @@ class Run:
             raise
         if not self._begun.is_set() and self._error is not None:
             raise self._error
+
+    def _start_thread(self) -> None:
+        start_thread(self.execute, f"notebook_accel {self.job.name}")  # `result` raises what it raises
 
     def _close(self) -> None:
         ended = None if self._outcome is None else self._outcome.ended
@@ -266,10 +269,7 @@ class Run:
 
         Args:
             rank: whose; None is all ranks. Of over 64 every second, fourth and so on is measured. Of any but the first,
-                what comes faster than ten times a second is left out after the first 500 rows.
-
-        Raises:
-            ValueError: the run has ended, and had no such rank.
+                what comes faster than ten times a second is left out after the first 500 rows. See `lines`.
         """
         return make_table(self.record.rank_rows(rank))
 
@@ -277,7 +277,7 @@ class Run:
         """Return the last lines of output.
 
         Args:
-            rank: whose lines; None is all ranks. As in `rank_metrics`, one that an ended run did not have is an error.
+            rank: whose lines; None is all ranks. One that an ended run did not have is a ValueError.
         """
         return self.record.lines(rank)
 
@@ -434,7 +434,7 @@ class Run:
         self._sinks, self._sink_makers, self._executor, self._outcome = [], (), None, None
         self._seconds = self._error = None
         try:
-            start_thread(self.execute, f"notebook_accel {self.job.name}")  # `result` raises what it raises
+            self._start_thread()
         except LaunchError:
             self._close()
             self._control.leave()

@@ -129,8 +129,7 @@ def _add(sha: Any, value: object) -> None:
             if each.opname not in _OF_CALLS:
                 sha.update(each.opname.replace("METHOD", "ATTR").encode())
                 _add(sha, None if each.opcode in _JUMPS else each.argval)
-        for part in (*value.co_consts, value.co_names, value.co_varnames, value.co_freevars):
-            _add(sha, part)
+        _add(sha, value.co_varnames)
     elif isinstance(value, frozenset):
         sha.update(repr(sorted(map(repr, value))).encode())
     else:

@@ -350,7 +350,8 @@ class SlurmNodes(Lender):
             return
         is_over = is_stopped or self._is_stopped or allocation.state.is_nearly_over(self._notice)
         if is_over or not self._has_opened or not self._keep:
-            self.withdrawn = "" if allocation.state.is_running else allocation.job_id
+            has_begun = allocation.has_ranks or allocation.state.is_running or allocation.state.is_over
+            self.withdrawn = "" if has_begun else allocation.job_id
             allocation.close()
         else:
             get_pool().keep(self._wish.key, allocation)

@@ -101,8 +101,9 @@ def test_a_job_that_ends_before_its_steps_says_why(monkeypatch: pytest.MonkeyPat
             raise LaunchError("node n1: srun ended with code 1 (srun: error: Slurm job 3 has expired)")
 
     nodes = make_nodes(monkeypatch, states, Pool, "/no/python")
-    with pytest.raises(LaunchError, match="there is no /no/python: name the right one"):
+    with pytest.raises(LaunchError, match="there is no /no/python: name the right one") as raised:
         nodes.open(lambda text: None)
+    assert "before the ranks began: FAILED" in str(raised.value), "not again: it was the first attempt"
 
 
 def make_running_nodes(monkeypatch: pytest.MonkeyPatch, *later: JobState) -> allocation.SlurmNodes:
@@ -156,6 +157,23 @@ def test_a_job_that_is_queued_again_may_start_again(monkeypatch: pytest.MonkeyPa
     assert nodes.find_obstacle(lambda text: None) == ""
     with pytest.raises(LaunchError, match=r"job 3 has ended: CANCELLED$"):
         nodes.open(lambda text: None)
+
+
+def test_a_job_is_withdrawn_only_where_its_ranks_have_never_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was preempted waits in the queue as well, and has begun all the same."""
+    waiting = JobState(job_id="3", state="PENDING", reason="Resources")
+
+    def interrupt(text: str) -> None:
+        raise KeyboardInterrupt
+
+    nodes = make_nodes(monkeypatch, [waiting], FakePool, None)
+    with pytest.raises(KeyboardInterrupt):
+        nodes.open(interrupt)
+    assert (nodes.withdrawn, nodes.job_id) == ("3", "3")
+    nodes = make_running_nodes(monkeypatch, waiting)
+    with pytest.raises(KeyboardInterrupt):
+        nodes.open(interrupt)
+    assert (nodes.withdrawn, nodes.job_id) == ("", "3")
 
 
 @pytest.mark.parametrize(
