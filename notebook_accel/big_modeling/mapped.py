@@ -137,6 +137,26 @@ class Rooms:
         return None if fitting is None else fitting[0]
 
 
+def announce(places: Iterable[Place]) -> bool:
+    """Have the system read these values into its cache while the program goes on; return False if it cannot.
+
+    A file that cannot be opened is left for `read` to tell.
+
+    Args:
+        places: of the values.
+    """
+    if sys.platform == "win32" or sys.platform == "darwin":
+        return False
+    by_path: dict[Path, list[Place]] = {}
+    for place in places:
+        by_path.setdefault(place.path, []).append(place)
+    for path, here in by_path.items():
+        with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
+            for place in here:
+                os.posix_fadvise(file.fileno(), place.offset, place.nbytes, os.POSIX_FADV_WILLNEED)
+    return True
+
+
 def read(
     places: Mapping[str, Place], *, aligned: bool = True, rooms: Rooms | None = None
 ) -> dict[str, torch.Tensor]:

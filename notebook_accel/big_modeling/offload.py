@@ -293,6 +293,9 @@ class OffloadedWeightsLoader(Weights):
                 _compare(name, self._places[name], tensor)
                 self._verified.add(name)
 
+    def announce(self, names: Sequence[str]) -> bool:
+        return mapped.announce(self._places[name] for name in names if name not in self.state_dict)
+
     def check(self, names: Sequence[str]) -> None:
         key = tuple(names)
         if (files := self._files.get(key)) is None:  # modules ask at each forward

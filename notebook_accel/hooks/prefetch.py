@@ -1,4 +1,8 @@
-"""Weights of the modules that compute next, fetched by a thread while one computes."""
+"""Weights of the modules that compute next, fetched while one computes.
+
+A thread fetches them. On the CPU it would take the cores and the memory's bandwidth from the module that computes:
+there the system only reads the files into its cache meanwhile, where the weights are in files.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ from . import staging
 from .lease import ReentrantLease
 from .offloaded_tensor import read_dtype_and_grad
 from .staging import Staging
-from .weights import check, get_many
+from .weights import announce, check, get_many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,6 +59,10 @@ class Need:
             name: send(_cast(found[name], read_dtype_and_grad(place)[0]))
             for name, place in zip(self.names, self.places, strict=True)
         }
+
+    def announce(self) -> bool:
+        """Have the system read the weights ahead where that is better than a thread; return whether it does."""
+        return self.device.type == "cpu" and announce(self.weights, self.names)
 
     def check(self) -> None:
         """Raise CheckpointError if what was fetched may have lost its values: its file has changed."""
@@ -257,7 +265,8 @@ class Prefetcher:
                 if need not in self._ahead:
                     device = _add_number(need.device)
                     self._ahead[need] = _Job(need=need, device=device, way=self._find_way(device))
-                    self._queue.append(self._ahead[need])
+                    if not need.announce():
+                        self._queue.append(self._ahead[need])
             if self._queue and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._work, name="weights of the next module")
                 with contextlib.suppress(RuntimeError):  # no thread starts while the interpreter ends

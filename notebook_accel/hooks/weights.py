@@ -21,6 +21,10 @@ class Weights(Mapping[str, torch.Tensor]):
         """
 
     @abstractmethod
+    def announce(self, names: Sequence[str]) -> bool:
+        """Have the system read the files of these weights into its cache meanwhile; return False if it cannot."""
+
+    @abstractmethod
     def check(self, names: Sequence[str]) -> None:
         """Raise CheckpointError if a file whose pages are these weights has changed: their values may be gone."""
 
@@ -55,6 +59,9 @@ class PrefixedDataset(Weights):
         found = get_many(self.dataset, [f"{self.prefix}{name}" for name in names], aligned=aligned)
         return {name: found[f"{self.prefix}{name}"] for name in names}
 
+    def announce(self, names: Sequence[str]) -> bool:
+        return announce(self.dataset, [f"{self.prefix}{name}" for name in names])
+
     def check(self, names: Sequence[str]) -> None:
         check(self.dataset, [f"{self.prefix}{name}" for name in names])
 
@@ -78,6 +85,16 @@ def get_many(
     if isinstance(weights, Weights):
         return weights.get_many(names, aligned=aligned)
     return {name: weights[name] for name in names}
+
+
+def announce(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> bool:
+    """Have the system read weights of any mapping ahead, see `Weights.announce`; return False if it cannot.
+
+    Args:
+        weights: the mapping.
+        names: of the weights.
+    """
+    return isinstance(weights, Weights) and weights.announce(names)
 
 
 def check(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:

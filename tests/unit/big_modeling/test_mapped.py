@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import ctypes
+import mmap
 import os
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +123,40 @@ def test_any_address_of_a_file_will_do_where_no_kernel_computes(tmp_path: Path, 
     assert all(torch.equal(tensor, values) for tensor in found.values())
     is_aligned = {name: tensor.data_ptr() % 64 == 0 for name, tensor in found.items()}
     assert is_aligned == {"first": aligned, "second": True}
+
+
+def count_cached(path: Path) -> int:
+    """Return how many pages of a file the system's cache has (man 2 mincore)."""
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as pages:
+        memory = (ctypes.c_char * len(pages)).from_buffer(pages)
+        try:
+            count = -(-len(pages) // mmap.PAGESIZE)
+            found = (ctypes.c_ubyte * count)()
+            system = ctypes.CDLL(None, use_errno=True)
+            assert system.mincore(memory, ctypes.c_size_t(len(pages)), found) == 0, os.strerror(
+                ctypes.get_errno()
+            )
+            return sum(byte & 1 for byte in found)
+        finally:
+            del memory
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what its cache has")
+def test_what_is_announced_is_in_the_cache_soon(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(1 << 20))
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if count_cached(path):
+        pytest.skip("this file system keeps its files in memory")
+    half_of_it = mapped.Place(path=path, offset=0, shape=(1 << 19,), dtype=torch.uint8)
+    gone = mapped.Place(path=tmp_path / "gone", offset=0, shape=(1,), dtype=torch.uint8)
+    assert mapped.announce([gone, half_of_it])
+    deadline = time.monotonic() + 60
+    while count_cached(path) < (1 << 19) // mmap.PAGESIZE:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_values_are_compared_when_they_are_read_first(tmp_path: Path) -> None:

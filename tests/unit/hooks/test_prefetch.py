@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from notebook_accel.hooks.prefetch import Need, Prefetcher
+from notebook_accel.hooks.weights import PrefixedDataset, Weights
 
 
 def test_a_device_without_number_is_the_current_one_of_the_thread_that_computes(
@@ -64,3 +66,77 @@ def test_a_thread_that_is_late_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         may_work.set()
     if thread is not None:
         thread.join()
+
+
+class Files(Weights):
+    """Weights of files, as far as the prefetcher knows them; notes what is asked, and by which thread."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, int]] = []
+
+    def note(self, what: str, names: Sequence[str]) -> None:
+        self.asked.append((what, " ".join(names), threading.get_ident()))
+
+    def announce(self, names: Sequence[str]) -> bool:
+        self.note("announce", names)
+        return True
+
+    def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
+        self.note("read", names)
+        return {name: torch.ones(2) for name in names}
+
+    def check(self, names: Sequence[str]) -> None:
+        """Nothing changes."""
+
+    def get_lasting(self, name: str) -> torch.Tensor:
+        return torch.ones(2)
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return torch.ones(2)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+
+def take_two(weights: Any) -> int:
+    """Let two modules on the CPU compute with weights of such a mapping; return the number of threads started."""
+    prefetcher = Prefetcher()
+    needs = [
+        Need(
+            weights=weights,
+            names=(name,),
+            places=(torch.empty(2, device="meta"),),
+            device=torch.device("cpu"),
+            nbytes=8,
+        )
+        for name in ("x", "y")
+    ]
+    for need in needs:
+        prefetcher.expect(need)
+    prefetcher.begin()
+    thread = prefetcher._thread
+    for need in needs:
+        assert prefetcher.take(need)[need.names[0]].sum() == 2
+    prefetcher.end()
+    if thread is not None:
+        thread.join()
+    return int(thread is not None)
+
+
+def test_on_the_cpu_the_system_reads_files_ahead_and_the_computing_thread_copies() -> None:
+    files = Files()
+    assert take_two(PrefixedDataset(files, "block.")) == 0
+    here = threading.get_ident()
+    assert files.asked == [
+        ("announce", "block.x", here),
+        ("read", "block.x", here),
+        ("announce", "block.y", here),
+        ("read", "block.y", here),
+    ]
+
+
+def test_a_mapping_of_other_kind_is_read_by_the_thread_on_the_cpu_too() -> None:
+    assert take_two(PrefixedDataset({"x": torch.ones(2), "y": torch.ones(2)}, "")) == 1
