@@ -101,7 +101,7 @@ class Run:
             self.execute()
         except KeyboardInterrupt:
             if self.job.distributed:  # without our own frames
-                raise KeyboardInterrupt(self._engine.describe_interrupt(self.job)) from None
+                raise KeyboardInterrupt(self._engine.describe_interrupt(self.job, self.record)) from None
             raise
         return self.pop_result()
 

@@ -218,13 +218,15 @@ class Engine(ABC):
         """Return where the run of this engine is, such as `job 12`; empty where that goes without saying."""
         return ""
 
-    def describe_interrupt(self, job: Job) -> str:
+    def describe_interrupt(self, job: Job, record: RunRecord) -> str:
         """Return what has become of a run whose cell was interrupted.
 
         Args:
             job: what ran.
+            record: of the run.
         """
-        return f"{job.name}: all workers have ended"
+        has_begun = record.restarts > 0 or any(rank >= 0 for rank in record.phases)
+        return f"{job.name}: " + ("all workers have ended" if has_begun else "no worker was started yet")
 
     @abstractmethod
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:

@@ -26,6 +26,8 @@ _LINES: Final = 60
 _READS: Final = 64  # in one look
 _STALE_SECONDS: Final = 20.0
 _PROVEN_SECONDS: Final = 1.0
+_SHELLS_SIGNAL: Final = 128  # a shell ends with this and the number of the signal that has ended its command
+_SSH_FAILED: Final = 255  # man ssh, EXIT STATUS
 
 
 class LinkLostError(ConnectionError):
@@ -176,14 +178,15 @@ class Link:
         self._transport.wait()  # its output has ended, and it is about to
         self._read_errors()
         code = self.exitcode or 0
-        program = self.client.program
-        how = (
-            f"{program} was ended by {signals.name_of(-code)}"
-            if code < 0
-            else f"{program} ended with code {code}"
-        )
-        telling = "" if code < 0 else self.client.find_telling_line(self.said)
-        self.lost = f"its {self.client.connection} has ended ({telling or how})"
+        telling = self.client.find_telling_line(self.said)
+        if code < 0:
+            how = f"{self.client.program} was ended by {signals.name_of(-code)}"
+        elif _SHELLS_SIGNAL < code < _SSH_FAILED:
+            how = f"the agent there was ended by {signals.name_of(code - _SHELLS_SIGNAL)}"
+            how += f": {telling}" if " " in telling else ""  # a shell says "Killed"
+        else:
+            how = telling or f"{self.client.program} ended with code {code}"
+        self.lost = f"its {self.client.connection} has ended ({how})"
 
     # -- what goes
 

@@ -118,13 +118,13 @@ class SlurmEngine(HostsEngine):
         job_id = self._watched or (self._nodes.job_id if self._nodes is not None else "")
         return f"job {job_id}" if job_id else ""
 
-    def describe_interrupt(self, job: Job) -> str:
+    def describe_interrupt(self, job: Job, record: RunRecord) -> str:
         """Return what has become of a run whose cell was interrupted."""
         if self._watched:
             return detached.describe_left(self._watched)
         if self._nodes is not None and self._nodes.withdrawn:
             return f"{job.name}: job {self._nodes.withdrawn} was cancelled, it had not begun"
-        return super().describe_interrupt(job)
+        return super().describe_interrupt(job, record)
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job to its end; one that is detached, in a job of SLURM that goes on without this process."""

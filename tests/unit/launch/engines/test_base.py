@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from notebook_accel.events import Phase
 from notebook_accel.launch import preflight
 from notebook_accel.launch.engines import base
 from notebook_accel.launch.engines.base import Engine, Outcome
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.request import LaunchRequest
+from notebook_accel.stream.record import RunRecord
 
 
 class Foreign(Engine):
@@ -51,6 +53,18 @@ def test_a_package_can_add_one(monkeypatch: pytest.MonkeyPatch) -> None:
         preflight.check(
             LaunchRequest(function=print, options={"engine": "foreign", "address": "asleep"}), "test"
         )
+
+
+def test_an_interrupt_before_the_first_worker_does_not_speak_of_workers_that_ended() -> None:
+    """Waiting for a cluster or for a host is most of a launch there."""
+    job, _ = preflight.check(LaunchRequest(function=print, options={"engine": Foreign()}), "test")
+    record = RunRecord()
+    record.apply(Phase(rank=-1, time=0.0, name="queued"))
+    assert Foreign().describe_interrupt(job, record) == "print: no worker was started yet"
+    record.apply(Phase(rank=3, time=0.0, name="starting"))
+    assert Foreign().describe_interrupt(job, record) == "print: all workers have ended"
+    record.apply(Phase(rank=-1, time=0.0, name="restarting"))
+    assert Foreign().describe_interrupt(job, record) == "print: all workers have ended"
 
 
 def test_an_engine_itself_can_be_given() -> None:
