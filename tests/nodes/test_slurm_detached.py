@@ -378,13 +378,17 @@ def test_what_killed_the_process_of_a_job_is_named(
     assert wait_until(lambda: not idle.jobs(), PATIENCE)
 
 
-def test_a_stop_while_the_job_waits_cancels_it(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:
+def test_a_stop_while_the_job_waits_cancels_it(
+    kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path
+) -> None:
+    before = set(jobs_folder.glob("run-*/work"))
     idle.run("sbatch", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000")
     (other,) = idle.jobs()
     cell = kernel.run(
         f"run = launch(train, {str(tmp_path)!r}, 4, block=False)\nrun.stop()\nrun.status", timeout=PATIENCE
     ).ok()
     assert cell.value == "'stopped'" and idle.jobs() == [other]
+    assert set(jobs_folder.glob("run-*/work")) <= before, "nobody will run the function"
 
 
 def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path: Path) -> None:

@@ -281,15 +281,12 @@ class Watch:
 
     def _make_lost_outcome(self) -> Outcome:
         """Return the outcome of a job that has ended without a word."""
-        if (
-            self._control.stop_is_asked or self._folder.read_stop() is not None
-        ):  # here, or by another notebook
+        if self._state.state != "UNKNOWN":
+            self._folder.forget_work()  # a job of another cluster with the same folder may still need it
+        if self._control.stop_is_asked or self._folder.read_stop() is not None:
+            # here, or by another notebook
             ranks = frozenset(self._record.phases) - {-1}
             return Outcome(was_stopped=True, stopped=ranks, ended=self._find_end())
-        if (
-            self._state.state != "UNKNOWN"
-        ):  # of another cluster with the same folder, its job may still need it
-            self._folder.forget_work()
         text = f"job {self._job_id} has ended: {self._state.describe()}"
         if self._state.state == command.PREEMPTED:
             text = self._state.describe_loss()
