@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +14,10 @@ SYSTEM: Final = os.environ.get(VARIABLE, "")
 
 if SYSTEM not in ("", "darwin", "win32"):
     raise ValueError(f"{VARIABLE}={SYSTEM}: darwin and win32 are known")
+
+
+BELIEVED: Final = SYSTEM or sys.platform
+"""The system for the kernels: that one, or this."""
 
 
 def make_path(*folders: str | Path) -> str:

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,14 +24,19 @@ def small_disk(folder: Path | str, options: str) -> list[str]:
         folder: which is there.
         options: of tmpfs, such as `size=64k`.
     """
-    alone = ["unshare", "--user", "--map-root-user", "--mount"]
     mount = ["sh", "-c", f'mount -t tmpfs -o {options} none "$0" && exec "$@"', str(folder)]
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run([*alone, *mount, "true"], capture_output=True).returncode
-    ):
-        pytest.skip("needs unshare (util-linux), and a system that lets a process mount a disk for itself")
-    return [*alone, *mount]
+    return [*require_own_mounts(), *mount]
+
+
+def require_own_mounts() -> list[str]:
+    """Return the words before a command that let it mount for itself alone; skip the test where nobody may."""
+    if shutil.which("unshare") is None:
+        pytest.skip("needs unshare (util-linux)")
+    alone = ["unshare", "--user", "--map-root-user", "--mount"]
+    trial = [*alone, "mount", "-t", "tmpfs", "none", tempfile.gettempdir()]
+    if subprocess.run(trial, capture_output=True).returncode:
+        pytest.skip("needs a system that lets a process mount a disk for itself")
+    return alone
 
 
 @contextlib.contextmanager
@@ -46,6 +52,8 @@ def control_group(controller: str, limits: dict[str, int]) -> Iterator[list[str]
     """
     try:
         group = _make_group(controller)
+    except FileExistsError:
+        raise
     except OSError as error:
         pytest.skip(f"needs a control group for {controller}, which cannot be made here: {error}")
     try:

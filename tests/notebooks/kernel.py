@@ -29,7 +29,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 METHODS = ("fork", "forkserver", "spawn")
 METHODS_ONCE = ("fork", *(pytest.param(name, marks=pytest.mark.once) for name in METHODS[1:]))
 """For tests in which the notebook packages have to do with one method as with any other."""
-FRESH = "spawn" if elsewhere.SYSTEM == "win32" else "forkserver"
+FRESH = "spawn" if elsewhere.BELIEVED == "win32" else "forkserver"
 """How workers start that have nothing of the kernel's memory."""
 LIVES_ON = "there are neither sessions nor groups of processes: what a worker has started and left lives on"
 """Why some processes outlive their workers on Windows."""

@@ -147,7 +147,8 @@ def test_a_broken_pipe_ends_the_script_and_its_workers(tmp_path: Path) -> None:
         "notebook_launcher(speak, num_processes=2)\n"
     )
     piped = f"{sys.executable} {script} | head -3"
-    subprocess.run(["bash", "-c", piped], capture_output=True, timeout=240, check=False)
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, timeout=240, check=False, text=True)
+    assert sorted(line[3:] for line in done.stdout.splitlines()[1:]) == [" line"] * 2, done.stderr
 
 
 def test_no_line_of_a_flood_is_lost(kernel: Kernel) -> None:

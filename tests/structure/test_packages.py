@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import importlib.metadata
+import importlib.util
 import os
 import re
 import shutil
@@ -49,9 +50,20 @@ def list_missing(name: str, extras: set[str]) -> Iterator[str]:
             yield text
 
 
-def test_nothing_is_skipped_because_the_extra_dev_is_not_whole() -> None:
+def test_nothing_is_skipped_because_an_extra_is_not_whole() -> None:
     """Tests skip without the library that they are about; in this project's own environment none of them is missing."""
-    assert not list(list_missing("notebook-accel", {"dev"}))
+    assert not list(list_missing("notebook-accel", {"dev", "deepspeed", "browser-test"}))
+
+
+def test_the_libraries_that_tests_are_about_are_in_the_environment_that_runs_them() -> None:
+    texts = [file.read_text(encoding="utf-8") for file in (ROOT / "tests/libraries").glob("test_*.py")]
+    calls = re.findall(r"^sides\.skip_without\(([^)]*)\)", "\n".join(texts), re.MULTILINE)
+    asked = {name for call in calls for name in re.findall(r'"(\w+)"', call)}
+    assert {"trl", "diffusers"} <= asked
+    lines = (ROOT / "constraints-libraries.txt").read_text(encoding="utf-8").splitlines()
+    layered = {canonicalize_name(line.partition("==")[0]) for line in lines}
+    others = {name for name in asked if canonicalize_name(name) not in layered}
+    assert not [name for name in others if importlib.util.find_spec(name) is None]
 
 
 def test_no_module_imports_what_mypy_leaves_out_of_a_library_that_it_reads() -> None:

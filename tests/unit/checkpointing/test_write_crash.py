@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ import torch
 
 from notebook_accel import Accelerator, CheckpointError
 from notebook_accel.checkpointing import background, folder, names
+from tests.faults.places import require_own_mounts
 from tests.structure.source import ROOT
 from tests.unit.checkpointing import full_disk, full_disk_ranks
 from tests.unit.checkpoints import Counter, make_loader, make_parts, small_files, step, values
@@ -73,11 +73,7 @@ def test_a_full_disk(tmp_path: Path, clean_runtime: None, limit: int, safe: bool
 
 def run_on_small_disk(program: ModuleType, folder: Path, *arguments: str) -> dict[str, Any]:
     """Return what a program says that mounts a small disk at a folder."""
-    alone = ["unshare", "--user", "--map-root-user", "--mount"]
-    trial = [*alone, *program.MOUNT, str(folder)]
-    if shutil.which("unshare") is None or subprocess.run(trial, capture_output=True, check=False).returncode:
-        pytest.skip("this system lets no process mount a disk for itself")
-    command = [*alone, sys.executable, "-m", program.__name__, str(folder), *arguments]
+    command = [*require_own_mounts(), sys.executable, "-m", program.__name__, str(folder), *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

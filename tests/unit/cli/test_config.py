@@ -19,7 +19,7 @@ from notebook_accel.config import basic, comments, file
 from notebook_accel.config.option import Option
 from notebook_accel.config.schema import flat_values, has_effect, table
 
-pexpect = pytest.importorskip("pexpect", reason="pseudo-terminals are there on POSIX only")
+pexpect = pytest.importorskip("pexpect", reason="needs pexpect, which is for POSIX")
 
 DOWN, ENTER, CTRL_C, CTRL_D, CTRL_L, CTRL_U = "\x1b[B", "\r", "\x03", "\x04", "\x0c", "\x15"
 QUESTION = re.compile(r"\((\w+)\) ")

@@ -364,7 +364,7 @@ def test_the_summary_has_a_line_for_each_failure(message: str, line: str) -> Non
     assert start._first_line(error) == line
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="there the system's folder takes no other")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, which takes no folder")
 def test_a_log_folder_that_cannot_be_made_is_one_sentence() -> None:
     Path("s.py").write_text("print('ran')")
     out, errors = run(*TWO, "--log_dir", "/proc/nothing", "s.py", code=1)

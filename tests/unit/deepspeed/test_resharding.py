@@ -41,6 +41,13 @@ def of(found: list[list[dict[str, Any]]], name: str) -> list[list[Any]]:
     return results
 
 
+def of_run(number: int, found: list[list[dict[str, Any]]], name: str) -> list[Any]:
+    """Return what each rank of one run has done by this name."""
+    results = of(found, name)[number]
+    assert len(results) == WORLDS[number]
+    return results
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_training_goes_on_with_another_number_of_processes(
     found: list[list[dict[str, Any]]], case: str
@@ -78,7 +85,7 @@ def test_what_deepspeed_makes_itself_goes_on(found: list[list[dict[str, Any]]]) 
 
 
 def test_a_rank_that_cannot_save_is_told_to_all(found: list[list[dict[str, Any]]], folder: Path) -> None:
-    for told in of(found, "fail")[0]:
+    for told in of_run(0, found, "fail"):
         for stage, text in zip((2, 3), told, strict=True):
             assert text == (
                 f"CheckpointError: checkpoint {folder}/whole/{stage} was not written, what was there before is "
@@ -87,7 +94,7 @@ def test_a_rank_that_cannot_save_is_told_to_all(found: list[list[dict[str, Any]]
 
 
 def test_what_cannot_be_shared_out_is_refused(found: list[list[dict[str, Any]]]) -> None:
-    for told in of(found, "misfit")[1]:
+    for told in of_run(1, found, "misfit"):
         assert told["three"].startswith("CheckpointError: ")
         assert "in the same order, because 'three' of the optimizer's state" in told["three"]
         for name in ("ZeRO 1", "ZeRO 3"):
@@ -101,7 +108,7 @@ def test_what_cannot_be_shared_out_is_refused(found: list[list[dict[str, Any]]])
 
 def test_as_many_processes_may_have_another_order(found: list[list[dict[str, Any]]]) -> None:
     """DeepSpeed gives each parameter the state of another one then."""
-    expected = [rank["ZeRO 2"]["losses"] for rank in of(found, "parts")[1]]
-    for result in of(found, "order")[0]:
+    expected = [rank["ZeRO 2"]["losses"] for rank in of_run(1, found, "parts")]
+    for result in of_run(0, found, "order"):
         assert result["losses"] == pytest.approx(expected[0], rel=WITHIN)
         assert "has 'first.bias' in group 1 of the optimizer, which has it in group 0" in result["groups"]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ipywidgets
 import pytest
 from hypothesis import given, settings
 
@@ -16,8 +17,6 @@ from notebook_accel.config import basic, file
 from notebook_accel.config.schema import LaunchConfig, flat_values, table
 from notebook_accel.widgets import ConfigForm
 from tests.unit.config_values import configs
-
-ipywidgets = pytest.importorskip("ipywidgets")
 
 
 @pytest.fixture

@@ -256,7 +256,7 @@ def test_without_a_pickle_others_come_as_text() -> None:
         assert type(back) is WorkerError and str(back) == f"{described.type_name}: {error}"
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of exceptions")
 def test_without_a_pickle_a_group_has_its_parts() -> None:
     group = ExceptionGroup("several", [ValueError("one"), KeyError("two")])  # noqa: F821
     described = failures.describe(group)
@@ -270,7 +270,7 @@ def test_without_a_pickle_a_group_has_its_parts() -> None:
     ]  # type: ignore[attr-defined]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="there are no groups")
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 has no groups of exceptions")
 def test_each_part_of_a_group_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     raised = RaisedError(type_name="ValueError", message="x", pickled=None, frames=[], arguments=["x"])
     for _ in range(12):

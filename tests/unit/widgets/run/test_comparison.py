@@ -121,7 +121,9 @@ def test_of_many_runs_a_small_chart_says_as_much_as_fits() -> None:
             points = [Point(step, 0.0, 12345.678 * number + step) for step in range(3)]
             runs[str(number)] = chart.Compared({"loss": points, "lr": points}, 0.0)
         svg = chart.render_svg(chart.compare_panels(runs), "")
-        for title in re.findall(r'<text x="60" y="14"[^>]*>(.*?)</text>', svg):
+        titles = re.findall(r'<text x="60" y="14"[^>]*>(.*?)</text>', svg)
+        assert len(titles) == 2
+        for title in titles:
             text = re.sub(r"<[^>]+>", "", title)
             assert text.startswith(("loss", "lr"))
             assert len(text) * 6.5 < 320, text

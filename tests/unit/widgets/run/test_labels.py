@@ -61,7 +61,7 @@ def test_labels_of_an_axis(first: int, count: int, step: float, labels: list[str
 )
 def test_labels_fit_and_differ(low: float, high: float, log: bool) -> None:
     if log and low <= 0:
-        return
+        low, high = abs(high) / 1e9, abs(high)  # such a scale has positive values alone
     ticks = Scale(low, high, 0.0, 100.0, log=log).ticks(5, ROOM)
     labels = [label for _, label in ticks.labels]
     assert len(set(labels)) == len(labels) and max(map(measure, labels), default=0.0) <= ROOM

@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import pytest
-
-pytest.importorskip("ipywidgets")
-
 from notebook_accel.events import Line
 from notebook_accel.widgets.run import page
 from notebook_accel.widgets.run.panes import Chooser, Tabs, choose_panes

@@ -10,7 +10,7 @@ import pytest
 
 from notebook_accel.launch.engines.remote.holding import Hold
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
 
 
 def test_it_connects_also_where_the_other_process_listens_later() -> None:

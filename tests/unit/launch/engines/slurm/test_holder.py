@@ -12,7 +12,7 @@ import pytest
 
 from notebook_accel.launch.engines.slurm import holder
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="abstract sockets")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has abstract sockets")
 
 
 def start(name: str, patience: float, grace: float) -> subprocess.Popen[bytes]:
