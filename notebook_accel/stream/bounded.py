@@ -195,6 +195,47 @@ class History:
             self._bytes, self._count = measure(rest), len(rest.texts)
 
 
+class Beginning:
+    """The first lines of a sequence, within a bound of memory. One thread adds lines; others may read.
+
+    Attributes:
+        is_full: whether nothing is kept any more of what is added.
+    """
+
+    __slots__ = ("_bytes", "_kept", "is_full")  # there is one for each of many ranks
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self._kept: list[Lines] = []
+        self._bytes = 0
+
+    def add(self, lines: Lines, max_bytes: int) -> None:
+        """Add the next lines, as far as there is room.
+
+        Args:
+            lines: the next ones.
+            max_bytes: memory for all that is kept.
+        """
+        room = max_bytes - self._bytes - _LINES_BYTES
+        count = 0
+        for text in lines.texts:
+            room -= _TEXT_BYTES + sys.getsizeof(text)
+            if room < 0:
+                self.is_full = True
+                break
+            count += 1
+        if count:
+            kept = (
+                lines if count == len(lines.texts) else dataclasses.replace(lines, texts=lines.texts[:count])
+            )
+            self._kept.append(kept)
+            self._bytes = max_bytes - room
+
+    def find_lines(self) -> list[Line]:
+        """Return what is kept."""
+        return [line for lines in list(self._kept) for line in split_lines(lines)]
+
+
 def _pack(lines: Lines, most: int) -> list[Event]:
     """Return lines as they are kept: many in one object, where the collector would look at each again and again."""
     if len(lines.texts) == 1:

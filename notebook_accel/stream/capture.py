@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bdb
 import builtins
 import contextlib
 import ctypes
@@ -157,6 +158,12 @@ def forward(old: TextIO, new: TextIO) -> None:
 
 
 def _no_input(prompt: object = "", *args: object, **kwargs: object) -> str:
+    if isinstance(sys._getframe(1).f_locals.get("self"), bdb.Bdb):
+        # which takes an EOFError for the wish to quit, and shells do not show that
+        raise RuntimeError(
+            "a worker of a notebook launch cannot ask for input, as a debugger does: print what you look for, or call "
+            "the function in the notebook itself"
+        )
     raise EOFError(
         f"a worker of a notebook launch cannot ask for input ({prompt!r}): pass the value as an argument"
     )

@@ -8,10 +8,12 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from ..events import ClearOutput, Display
 from .emit import Emitter
+
+_WIDGET_VIEW: Final = "application/vnd.jupyter.widget-view+json"
 
 
 def install(emitter: Emitter, flush: Callable[[], None]) -> None:
@@ -32,7 +34,7 @@ def install(emitter: Emitter, flush: Callable[[], None]) -> None:
     if InteractiveShell.initialized():
         shell = InteractiveShell.instance()
         _redirect(shell, publisher, flush)
-        shell.config.pop("IPKernelApp", None)  # a library that sees it uses widgets
+        _cut_off(shell)
     else:
         _worker_shell(publisher, flush)
     _forget_figures()
@@ -63,6 +65,23 @@ def _redirect(shell: Any, publisher: Any, flush: Callable[[], None]) -> None:
     hook = shell.displayhook  # it shows the values of `run_cell`
     hook.start_displayhook = hook.write_output_prompt = hook.finish_displayhook = do_nothing
     hook.write_format_data = publish
+
+
+def _cut_off(shell: Any) -> None:
+    """Keep libraries from sending anything by a forked shell's kernel: no front end would get it.
+
+    They take this process for one without a notebook, as they do in a worker that is no fork: bars of tqdm and Rich
+    are text. Widgets that somebody makes all the same are objects that nobody shows.
+    """
+    shell.config.pop("IPKernelApp", None)  # tqdm looks at it
+    kind = type(shell)
+    if kind.__name__ == "ZMQInteractiveShell" or kind.__module__.startswith(
+        "google.colab"
+    ):  # Rich looks at that
+        shell.__class__ = type("WorkerShell", (kind,), {"__module__": __name__})
+    session = getattr(getattr(shell, "kernel", None), "session", None)
+    if session is not None:
+        session.send = lambda *args, **kwargs: None  # its own one, in a fork, prints what it does not send
 
 
 def _write_error(text: str, flush: Callable[[], None]) -> None:
@@ -113,18 +132,27 @@ def _publisher(emitter: Emitter, flush: Callable[[], None]) -> Any:
                 Display(
                     rank=emitter.rank,
                     time=emitter.now(),
-                    data=data,
+                    data=_leave_out_widgets(data),
                     metadata=metadata or {},
                     transient=transient or {},
                     update=update,
                 )
             )
 
+        def set_parent(self, parent: object) -> None:
+            """Do nothing: ipywidgets says which message of the front end it answers, and here is none."""
+
         def clear_output(self, wait: bool = False) -> None:
             flush()
             emitter.emit(ClearOutput(rank=emitter.rank, time=emitter.now(), wait=wait))
 
     return EventPublisher()  # type: ignore[no-untyped-call]
+
+
+def _leave_out_widgets(data: dict[str, Any]) -> dict[str, Any]:
+    """Return a bundle without the view of a widget, whose model is in this process alone, where it has another form."""
+    others = {kind: value for kind, value in data.items() if kind != _WIDGET_VIEW}
+    return others or data
 
 
 def _worker_shell(publisher: Any, flush: Callable[[], None]) -> None:

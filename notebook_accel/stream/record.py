@@ -25,7 +25,7 @@ from ..events import (
     Stream,
     Unfinished,
 )
-from .bounded import History, NewestByKey
+from .bounded import Beginning, History, NewestByKey
 from .lines import split_lines
 from .series import MAX_POINTS, MOST_MEASURED, Metrics, Point, Series
 
@@ -40,7 +40,15 @@ _PACE_PULSES: Final = 20
 _RANK_BYTES: Final = 6_000  # of a rank's phase, pulses and empty tail
 _MOST_SERIES: Final = 2_000  # of these ranks
 # Shares of the memory. What metrics, displays, bars and ranks do not use is for lines, at least the last share.
-_METRICS, _OF_RANKS, _DISPLAYS, _BARS, _TAILS, _LEAST = 1 / 3, 1 / 12, 1 / 4, 1 / 12, 1 / 8, 1 / 8
+_METRICS, _OF_RANKS, _DISPLAYS, _BARS, _TAILS, _HEADS, _LEAST = (
+    1 / 3,
+    1 / 12,
+    1 / 4,
+    1 / 12,
+    1 / 12,
+    1 / 24,
+    1 / 8,
+)
 
 
 @dataclass(eq=False, repr=False)  # its fields would fill the cell with megabytes
@@ -95,7 +103,8 @@ class RunRecord:
     _paces: dict[int, deque[tuple[int, float]]] = field(default_factory=dict, init=False)
     _lines_before: dict[int, int] = field(default_factory=dict, init=False)  # this start of each rank
     _shown: History = field(init=False)
-    _tails: dict[int, History] = field(default_factory=dict, init=False)  # the newest lines of each rank
+    _heads: dict[int, Beginning] = field(default_factory=dict, init=False)  # the first lines of each rank
+    _tails: dict[int, History] = field(default_factory=dict, init=False)  # the newest ones
     _num_displays: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
@@ -192,7 +201,7 @@ class RunRecord:
         bars = self._bars.num_bytes + self._finished_bars.num_bytes + self.unfinished.num_bytes
         ranks = _RANK_BYTES * max(len(self.phases), len(self._tails), len(self.pulses))
         used = self._metrics.num_bytes + self._of_ranks.num_bytes + self.displays.num_bytes + bars + ranks
-        left = self.max_bytes * (1 - _TAILS) - used
+        left = self.max_bytes * (1 - _TAILS - _HEADS) - used
         self._shown.max_bytes = int(max(left, self.max_bytes * _LEAST))  # the newest display may be huge
 
     def _lines(self, lines: Lines) -> None:
@@ -206,12 +215,15 @@ class RunRecord:
             together = replace(lines, texts=tuple(map(_cut_text, texts[-MAX_TAIL:])))
         tail.max_bytes = int(self.max_bytes * _TAILS) // len(self._tails)
         tail.add(together)
+        if not (head := self._heads[rank]).is_full:
+            head.add(lines, int(self.max_bytes * _HEADS) // max(len(self._heads), len(self.phases)))
         if self.unfinished:
             self.unfinished.remove((rank, lines.stream))
         self.line_counts[rank] += len(texts)
 
     def _begin_tail(self, rank: int) -> History:
         tail = self._tails[rank] = History(0, MAX_TAIL, _TAIL_PACK)
+        self._heads[rank] = Beginning()
         self.line_counts[rank] = 0
         self._leave_room()
         return tail
@@ -369,8 +381,17 @@ class RunRecord:
         tail = self._tails.get(rank)
         return [] if tail is None else [line for line in tail.since(0) if isinstance(line, Line)]
 
+    def find_head(self, rank: int) -> list[Line]:
+        """Return the first lines of a rank, as far as there is memory for them.
+
+        Args:
+            rank: whose lines.
+        """
+        head = self._heads.get(rank)
+        return [] if head is None else head.find_lines()
+
     def find_lines(self) -> dict[int, list[Line]]:
-        """Return the lines that are still kept, by rank."""
+        """Return the newest lines, all that are still kept, by rank."""
         found: dict[int, list[Line]] = {}
         for event in self._shown.since(0):
             if isinstance(event, Line):

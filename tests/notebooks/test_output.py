@@ -153,6 +153,52 @@ def test_tqdm_is_one_bar(kernel: Kernel, module: str, method: str) -> None:
     assert not cell.lines
 
 
+@pytest.mark.parametrize("method", METHODS_ONCE)
+def test_rich_and_widgets_are_text_in_a_worker(kernel: Kernel, method: str) -> None:
+    """No front end knows the widgets of a worker: they would stand there as errors, or end the function."""
+    cell = kernel.run(
+        f"""
+        def train():
+            from IPython.display import display
+            from ipywidgets import IntProgress, Output
+            from rich.progress import track
+            for _ in track(range(3), description="training"): pass
+            with Output(): print("inside")
+            bar = IntProgress(value=30); bar.value = 40
+            display(bar)
+            return type(get_ipython()).__name__
+        notebook_launcher(train, num_processes=2, start_method="{method}")
+        """
+    ).ok()
+    assert cell.value == "'WorkerShell'" and not cell.stderr
+    assert [sum("training" in line and "100%" in line for line in cell.lines)] == [2], cell.lines
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line) for line in cell.lines]  # Rich hides the cursor
+    assert sorted(line for line in lines if "inside" in line) == ["[0] inside", "[1] inside"]
+    shown = [data for data in cell.displays if "IntProgress" in data.get("text/plain", "")]
+    assert shown == [{"text/plain": "IntProgress(value=40)"}] * 2
+    assert not [output for output in cell.outputs if output["type"].startswith("comm_")]
+
+
+@pytest.mark.not_on("win32", reason="workers are no forks of the kernel")
+def test_widgets_of_the_kernel_are_quiet_in_a_fork(kernel: Kernel) -> None:
+    kernel.run("import ipywidgets, rich\nmine, console = ipywidgets.IntProgress(), rich.get_console()").ok()
+    cell = kernel.run(
+        """
+        def train():
+            from rich.progress import Progress
+            mine.value = 7
+            with Progress(console=console) as progress:
+                progress.advance(progress.add_task("epochs", total=1))
+            return mine.value
+        notebook_launcher(train, num_processes=2, start_method="fork")
+        """
+    ).ok()
+    assert cell.value == "7" and not cell.stderr
+    assert any("epochs" in data["text/plain"] for data in cell.displays)
+    assert not any("application/vnd.jupyter.widget-view+json" in data for data in cell.displays)
+    assert kernel.run("mine.value").value == "0"
+
+
 def test_a_bar_of_another_library_is_no_wall_of_lines(kernel: Kernel) -> None:
     cell = kernel.run(
         r"""
@@ -225,6 +271,22 @@ def test_errors_that_ipython_shows_are_output_of_the_rank(kernel: Kernel, method
         assert strange not in told + cell.stdout
     assert cell.value == "10"
     assert [shown["text/plain"] for shown in cell.displays if "text/plain" in shown].count("6") == 4
+
+
+@pytest.mark.parametrize("module", ["pdb", "IPython.core.debugger"])
+def test_a_debugger_says_why_it_cannot_ask(kernel: Kernel, module: str) -> None:
+    """It would quit, which a notebook does not show as an error."""
+    cell = kernel.run(
+        f"""
+        def look():
+            from {module} import set_trace; set_trace()
+            return 5
+        notebook_launcher(look, num_processes=2)
+        """
+    )
+    assert cell.error is not None and cell.error[0] == "RuntimeError"
+    assert "cannot ask for input, as a debugger does" in cell.error[1]
+    assert "return 5" in cell.traceback
 
 
 def test_input_says_why_it_cannot_ask(kernel: Kernel) -> None:

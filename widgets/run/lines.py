@@ -49,7 +49,7 @@ def classify_lines(lines: Iterable[Line | Unfinished]) -> Iterator[tuple[Mark, s
         if "\r" in text:  # a terminal shows what was written last
             text = text.rstrip("\r").rpartition("\r")[2]
         if len(text) > MAX_WIDTH:
-            text = f"{text[:MAX_WIDTH]}…"
+            text = f"{text[:MAX_WIDTH]}… (the rest of the line is left out)"
         if _TRACE_START in text:
             inside = True
         if not inside:
@@ -72,7 +72,8 @@ def render_lines(rank: int, output: Output, place: str = "") -> str:
     """
     parts = [*_render_rows(output.head, output.shared)]
     if output.head:
-        gap = f"… {output.hidden:,} lines are left out here: {place} …"
+        lost = f", of which {output.forgotten:,} are lost" if output.forgotten else ""
+        gap = f"… {output.hidden:,} lines are left out here{lost}: {place} …"
         parts.append(f'<span style="display:block;opacity:0.7">{html.escape(gap)}</span>')
     parts += _render_rows(output.rows, output.shared)
     return f'<pre role="group" aria-label="Lines of rank {rank}" style="{PRE}">{"".join(parts)}</pre>'
@@ -163,7 +164,8 @@ def render_box(
         return f"<div>{title}</div>" if output.total else ""
     note = describe_hidden_lines(rank, output, log_dir, number)
     left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
-    shown = render_lines(rank, output, describe_place(rank, log_dir, number))
+    place = describe_place(rank, log_dir, 0 if output.forgotten else number)
+    shown = render_lines(rank, output, place)
     box = (
         f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto;display:flex;'
         f'flex-direction:column-reverse"><div style="flex-shrink:0">{shown}</div></div>'
@@ -191,7 +193,7 @@ def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Pictur
     """Return the picture of a run that is over with all of its lines, up to a size.
 
     What all ranks have written alike stays with the first one alone. Where a rank has written too much, its first and
-    its last lines are kept; the last ones, where the record has forgotten the first.
+    its last lines are kept.
 
     Args:
         shown: the run.
@@ -199,31 +201,49 @@ def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Pictur
         most: number of bytes of all ranks.
     """
     kept = record.find_lines()
-    # a record forgets the oldest lines of all ranks, and has the newest of each one besides
-    every = {rank: max(output.lines, kept.get(rank, ()), key=len) for rank, output in shown.outputs.items()}
+    found = {
+        rank: _put_together(output, record.find_head(rank), kept.get(rank, ()))
+        for rank, output in shown.outputs.items()
+    }
+    every = {rank: [*head, *tail] for rank, (head, tail) in found.items()}
     shared = _find_shared(list(every.values()) if len(every) == len(shown.ranks) else [])
     first = min((rank for rank, lines in every.items() if lines), default=0)
-    own: dict[int, Sequence[Line]] = {
-        rank: lines
-        if rank == first or not shared
-        else [line for line in lines if _get_key(line) not in shared]
-        for rank, lines in every.items()
+    own = {
+        rank: (head, tail) if rank == first else (_leave_out(shared, head), _leave_out(shared, tail))
+        for rank, (head, tail) in found.items()
     }
-    sizes = {rank: _measure(lines) for rank, lines in own.items()}
-    rooms = _divide({rank: sum(each) for rank, each in sizes.items()}, most)
+    sizes = {rank: (_measure(head), _measure(tail)) for rank, (head, tail) in own.items()}
+    rooms = _divide({rank: sum(map(sum, each)) for rank, each in sizes.items()}, most)
     outputs = {}
     for rank, output in shown.outputs.items():
-        forgotten = max(0, output.total - len(kept.get(rank, ())))
-        head, tail = _fit(own[rank], sizes[rank], rooms[rank], has_start=not forgotten)
+        head, tail = _fit(*own[rank], *sizes[rank], rooms[rank])
         outputs[rank] = replace(
             output,
             head=tuple(head),
             lines=tuple(tail),
-            alike=len(every[rank]) - len(own[rank]),
-            forgotten=forgotten,
+            alike=len(every[rank]) - sum(map(len, own[rank])),
+            forgotten=max(0, output.total - len(every[rank])),
             shared=shared if rank == first else frozenset(),
         )
     return replace(shown, outputs=outputs)
+
+
+def _put_together(
+    output: Output, head: Sequence[Line], newest: Sequence[Line]
+) -> tuple[Sequence[Line], Sequence[Line]]:
+    """Return the first lines of a rank, and all others that are known; of all lines none are first ones.
+
+    A record forgets the oldest lines of all ranks, and has the first and the newest ones of each rank besides.
+    """
+    tail = max(newest, output.lines, key=len)  # the second may be cut
+    between = output.total - len(head) - len(tail)
+    if len(tail) >= output.total or between <= 0:
+        return [], [*head[: max(0, output.total - len(tail))], *tail]
+    return head, tail
+
+
+def _leave_out(shared: Set[Key], lines: Sequence[Line]) -> Sequence[Line]:
+    return [line for line in lines if _get_key(line) not in shared] if shared else lines
 
 
 def _get_key(line: Line) -> Key:
@@ -272,14 +292,20 @@ def _divide(sizes: Mapping[int, int], most: int) -> dict[int, int]:
 
 
 def _fit(
-    lines: Sequence[Line], sizes: Sequence[int], room: int, *, has_start: bool
+    head: Sequence[Line],
+    tail: Sequence[Line],
+    head_sizes: Sequence[int],
+    tail_sizes: Sequence[int],
+    room: int,
 ) -> tuple[Sequence[Line], Sequence[Line]]:
     """Return the first and the last lines that there is room for; all of them are last ones where they fit."""
-    if sum(sizes) <= room:
-        return [], lines
-    head = _take(sizes, room // 2) if has_start else 0
-    tail = _take(sizes[::-1], room - room // 2 if head else room)
-    return lines[:head], lines[len(lines) - tail :]
+    if sum(head_sizes) + sum(tail_sizes) <= room:
+        return head, tail
+    if not head:
+        head, head_sizes = tail, tail_sizes
+    first = _take(head_sizes, room // 2)
+    last = _take(tail_sizes[::-1], room - sum(head_sizes[:first]))
+    return head[:first], tail[len(tail) - last :]
 
 
 def _take(sizes: Sequence[int], room: int) -> int:

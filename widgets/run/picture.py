@@ -104,7 +104,7 @@ class Output:
         head: the first of them, where some between these and the newest are left out.
         alike: how many are left out because all ranks have written the same, and the first one has them.
         shared: those of the first rank, as stream and text.
-        forgotten: how many are left out because the record of the run has dropped them.
+        forgotten: how many are left out at least because the record of the run has dropped them.
     """
 
     total: int = 0

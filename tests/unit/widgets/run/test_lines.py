@@ -150,29 +150,51 @@ def test_small_ranks_leave_their_room_to_others() -> None:
     assert (len(less.outputs[1].head), len(less.outputs[1].lines)) == (10, 10)
 
 
-def test_a_start_that_the_record_has_forgotten_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that are no longer known cannot be the head: the newest are kept, and the number says so."""
-    many = [line(f"{number:09}") for number in range(400)]
-    run = Run(make_job(nothing, 1), Told(many))
+def test_the_first_lines_stay_where_the_record_has_forgotten_what_follows() -> None:
+    """They say with what a run was started."""
+    (output,) = keep(
+        line("learning rate 0.1"),
+        *(line("x" * 2000) for _ in range(MAX_BYTES // 1800)),
+        line("done"),
+        ranks=1,
+    ).outputs.values()
+    assert output.head[0].text == "learning rate 0.1" and output.lines[-1].text == "done"
+    assert len(output.head) > 100 and len(output.lines) > 100 and 100 < output.forgotten < output.hidden
+    box = strip(lines.render_box(0, output, is_open=True, number=7))
+    assert (
+        f"… {output.hidden:,} lines are left out here, of which {output.forgotten:,} are lost: log_dir= keeps all in "
+        "files …"
+    ) in box
+
+
+@pytest.mark.parametrize("kept", [0, 30, 70, 95, 99])
+def test_what_is_known_twice_is_kept_once(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first lines, and the newest ones, may have lines in common."""
+    run = Run(make_job(nothing, 1), Told([line(f"{number}") for number in range(100)]))
     run.execute()
-    monkeypatch.setattr(
-        RunRecord, "find_lines", lambda record: {0: [split_lines(one)[0] for one in many[60:]]}
-    )
-    (output,) = lines.keep_all(make_picture(run), run.record, 200).outputs.values()
-    assert not output.head and texts(output.lines) == [f"{number:09}" for number in range(380, 400)]
-    assert "380 earlier lines, of which 60 are lost: log_dir= keeps all" in strip(
-        lines.render_box(0, output, is_open=False)
-    )
+    every = run.record.find_lines()[0]
+    monkeypatch.setattr(RunRecord, "find_lines", lambda record: {0: every[kept:]})
+    monkeypatch.setattr(RunRecord, "find_tail", lambda record, rank: every[95:])
+    monkeypatch.setattr(RunRecord, "find_head", lambda record, rank: every[:70])
+    (output,) = lines.keep_all(make_picture(run), run.record).outputs.values()
+    known = [str(number) for number in range(100) if number < 70 or number >= min(kept, 95)]
+    assert texts(output.head) + texts(output.lines) == known
+    assert bool(output.head) == (kept > 70) and output.forgotten == 100 - len(known)
+
+
+def test_of_long_lines_the_page_says_that_they_are_cut_and_tells_them_apart() -> None:
+    kept = keep(*(line("x" * 4500 + f" of rank {rank}", rank) for rank in range(2)))
+    assert not any(output.alike for output in kept.outputs.values())
+    assert f"{'x' * 2000}… (the rest of the line is left out)" in lines.render_lines(1, kept.outputs[1])
 
 
 def test_the_newest_lines_stay_where_another_rank_has_written_much_since() -> None:
     few = [line(f"{number}") for number in range(MAX_TAIL + 100)]
     kept = keep(*few, *(line("x" * 2000, 1) for _ in range(MAX_BYTES // 2000)))
-    assert texts(kept.outputs[0].lines) == [f"{number}" for number in range(100, MAX_TAIL + 100)]
-    assert lines.describe_hidden_lines(0, kept.outputs[0]).startswith(
-        "100 earlier lines, of which 100 are lost: log"
-    )
-    assert lines.describe_hidden_lines(0, kept.outputs[0], "/a") == "100 earlier lines: /a/rank_0.log has all"
+    assert texts(kept.outputs[0].lines) == [f"{number}" for number in range(MAX_TAIL + 100)]
+    hidden = replace(kept.outputs[0], lines=kept.outputs[0].lines[100:], forgotten=100)
+    assert lines.describe_hidden_lines(0, hidden).startswith("100 earlier lines, of which 100 are lost: log")
+    assert lines.describe_hidden_lines(0, hidden, "/a") == "100 earlier lines: /a/rank_0.log has all"
 
 
 def test_a_box_is_open_or_folded() -> None:
