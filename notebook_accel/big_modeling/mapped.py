@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import sys
@@ -18,7 +19,7 @@ import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -192,15 +193,26 @@ def _read_file(
     found: dict[str, torch.Tensor] = {}
     copied: list[rawio.Piece] = []
     mapped: dict[str, Place] = {}
+    large: dict[str, Place] = {}
     for name, place in places.items():
         if place.nbytes and place.offset % (_ALIGNMENT if aligned else place.dtype.itemsize) == 0:
             mapped[name] = place
             continue
         found[name] = rooms.make(place)
-        copied.append((place.offset, found[name]))
+        if place.nbytes < _LARGE:
+            copied.append((place.offset, found[name]))
+        else:
+            large[name] = place
     rawio.read_at(path, copied, cached=True)
     if mapped:
-        found |= _map(path, mapped)
+        found |= {
+            name: values.view(mapped[name].dtype).view(mapped[name].shape)
+            for name, values in _map(path, mapped, _WILLNEED, _POPULATE_READ).items()
+        }
+    if large:
+        # torch's threads copy: a kernel has just used them, and they keep their cores busy for a while
+        for name, values in _map(path, large, _WILLNEED).items():
+            found[name].view(-1).view(torch.uint8).copy_(values)
     for stamp in stamps:
         _check_stamp(path, stamp)
     return found
@@ -216,7 +228,8 @@ def ask_for_large_pages(tensor: torch.Tensor) -> None:
         _advise(tensor, _HUGEPAGE)
 
 
-def _map(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
+def _map(path: Path, places: Mapping[str, Place], *advices: int) -> dict[str, torch.Tensor]:
+    """Return the bytes at these places, which are pages of the file; tell the system what they are for."""
     first = min(place.offset for place in places.values())
     start = first // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     end = max(place.offset + place.nbytes for place in places.values())
@@ -237,8 +250,8 @@ def _map(path: Path, places: Mapping[str, Place]) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = {}
     for name, place in places.items():
         values = torch.frombuffer(pages, dtype=torch.uint8, count=place.nbytes, offset=place.offset - start)
-        found[name] = values.view(place.dtype).view(place.shape)
-        _advise(values, _WILLNEED, _POPULATE_READ)  # read now, while other threads run
+        found[name] = values
+        _advise(values, *advices)
     return found
 
 
@@ -248,7 +261,14 @@ def _advise(values: torch.Tensor, *advices: int) -> None:
         return
     address = values.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
     length = values.data_ptr() + values.nbytes - address
-    with contextlib.suppress(OSError, AttributeError):
-        advise = ctypes.CDLL(None).madvise
+    if (advise := _find_madvise()) is not None:
         for advice in advices:
             advise(ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_int(advice))
+
+
+@functools.cache
+def _find_madvise() -> Any:
+    """Return the system's function, None where there is none; to find it takes longer than to call it."""
+    with contextlib.suppress(OSError, AttributeError):
+        return ctypes.CDLL(None).madvise
+    return None
