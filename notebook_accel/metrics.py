@@ -21,7 +21,7 @@ def print_metrics(values: Mapping[str, Any] | None = None, *, step: int | None =
 
     Raises:
         TypeError: `values` is no mapping, or `step` is nothing that counts.
-        ValueError: `step` is a text or a number that names no step.
+        ValueError: `step` is no whole number, as 0.5 or a text.
     """
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(f"print_metrics takes values by name, as {{'loss': 0.5}} or loss=0.5, not {values!r}")

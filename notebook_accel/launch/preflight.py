@@ -46,10 +46,12 @@ class Machine(NamedTuple):
     Attributes:
         has_tpu: whether the machine has a TPU.
         kind: kind of device that the processes compute on.
+        is_usable: whether all is there that this kind needs; else nobody knows how many devices there are.
     """
 
     has_tpu: bool
     kind: devices.DeviceKind
+    is_usable: bool = True
 
 
 def check(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
@@ -225,7 +227,9 @@ def _look_at_machine(
         text = "ACCELERATE_USE_CPU is set, and XLA devices were asked for: unset it, or do not ask"
         problems.append(ValueError(text))
     elif not use_cpu and (kind is devices.XLA or (requested is None and has_tpu)):
-        problems += map(ValueError, xla_runtime.find_missing(environment))
+        missing = xla_runtime.find_missing(environment)
+        problems += map(ValueError, missing)
+        return Machine(has_tpu, kind, is_usable=not missing)
     return Machine(has_tpu, kind)
 
 
@@ -305,10 +309,10 @@ def _find_port(problems: Problems, options: Options, wrong: Collection[str]) -> 
 def _check_processes(
     problems: Problems, options: Options, machine: Machine, requested: Engine | None
 ) -> None:
-    """Check that this machine has a device for each process."""
+    """Check that this machine has a device for each process, if its devices can be counted."""
     number = options["num_processes"]
     is_elsewhere = requested is not None and not requested.on_this_node
-    if number is None or machine.kind is devices.CPU or is_elsewhere:
+    if number is None or machine.kind is devices.CPU or is_elsewhere or not machine.is_usable:
         return
     present = _count_devices(options, machine, requested)
     if number > present:

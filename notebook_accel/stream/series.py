@@ -15,7 +15,9 @@ MAX_NAMES: Final = 1_000
 MOST_MEASURED: Final = 64
 """Of more ranks, the metrics of some are kept."""
 _POINT_BYTES: Final = 176  # a point, its three numbers and its place in a list
-_SERIES_BYTES: Final = 1_000  # a series with its extremes and its last value, and its places in two dicts
+_SERIES_BYTES: Final = (
+    1_200  # a series with its extremes, first NaN and last value, and its places in two dicts
+)
 
 
 class Point(NamedTuple):
@@ -40,13 +42,14 @@ class Series:
 
     Up to `max_points` values are kept. When there are more, every second one is dropped, and from then on only every
     second new one is added; then every fourth, and so on. So the kept ones are spread evenly over the whole run, and
-    metrics that are logged together keep the same steps. The smallest, the largest and the last value stay besides.
+    metrics that are logged together keep the same steps. The smallest, the largest and the last value stay besides,
+    and the first one that is not finite.
 
     Args:
         max_points: at least 1.
     """
 
-    __slots__ = ("_even", "_high", "_last", "_low", "_max_points", "_seen")
+    __slots__ = ("_even", "_high", "_last", "_low", "_max_points", "_odd", "_seen")
 
     def __init__(self, max_points: int) -> None:
         self._max_points = max_points
@@ -55,8 +58,9 @@ class Series:
             1,
             [],
         )  # every n-th value; one object, so that readers see both
-        self._low: _Numbered | None = None  # these three have their numbers, from 0
+        self._low: _Numbered | None = None  # these four have their numbers, from 0
         self._high: _Numbered | None = None
+        self._odd: _Numbered | None = None
         self._last: _Numbered | None = None
 
     def add(self, point: Point) -> None:
@@ -72,6 +76,8 @@ class Series:
                 self._low = numbered
             if self._high is None or point.value > self._high[1].value:
                 self._high = numbered
+        elif self._odd is None:
+            self._odd = numbered
         if len(points) > self._max_points:
             self.thin()
 
@@ -88,7 +94,8 @@ class Series:
     def _list(self) -> list[Point]:
         every, points = self._even
         points = points[:]
-        others = {numbered for numbered in (self._low, self._high, self._last) if numbered is not None}
+        chosen = (self._low, self._high, self._odd, self._last)
+        others = {numbered for numbered in chosen if numbered is not None}
         for number, point in sorted(others, key=lambda numbered: -numbered[0]):
             if number % every:
                 points.insert(number // every + 1, point)

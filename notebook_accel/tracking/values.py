@@ -46,13 +46,19 @@ def read_step(step: Any) -> int | None:
         step: a number, or a tensor or array of one element; None where the values belong to no step.
 
     Raises:
-        TypeError, ValueError: it is no number of a step.
+        TypeError, ValueError: it is no number of a step, such as 0.5.
     """
+    if step is None:
+        return None
+    problem = f"step={step!r}: a whole number is needed"
     try:
-        return None if step is None else int(_item(step))
+        value = _item(step)
+        number = int(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"step={step!r}: a whole number is needed") from None
+        raise (TypeError if isinstance(error, TypeError) else ValueError)(problem) from None
+    if hasattr(value, "__float__") and number != value:  # `int` cuts off what is behind the point
+        raise ValueError(problem)
+    return number
 
 
 def plain(value: Any) -> Any:

@@ -15,9 +15,9 @@ from notebook_accel.stream.series import Point
 
 from .ansi import make_readable
 from .labels import format_long, format_short, measure
+from .pieces import MAX_POINTS, XY, Gap, cut, describe_gaps, downsample, find_gaps, is_finite
 from .scale import Scale, find_limits
 
-MAX_POINTS: Final = 500
 MAX_SERIES: Final = 12
 WIDTH: Final = 640
 _GAP: Final = 16  # between two charts
@@ -44,40 +44,12 @@ _HUES: Final = (
 COLOURS: Final = tuple(make_readable(hue) for hue in _HUES)
 _LARGEST: Final = 1e300  # values beyond it are not drawn: their differences may be infinite
 _MAX_STOPS: Final = 240  # of the pointer, in all charts
+_THICK: Final = 4  # pixels of a dot, and of a mark where a line is not finite
 _FONT: Final = "font-family:system-ui,sans-serif;font-size:11px"
 _SPLITS: Final = re.compile(
     r"^(train|training|eval|evaluation|val|valid|validation|test)[_/](?=.)|(?<=.)[_/](train|eval|val|valid|test)$"
 )
 """What a metric's name says of the part of the data that it was measured on."""
-
-XY = tuple[float, float]
-
-
-def downsample(points: Sequence[XY], limit: int = MAX_POINTS) -> list[XY]:
-    """Reduce a series to at most `limit` points, and keep its extremes.
-
-    Args:
-        points: pairs of x and y, in the order of x.
-        limit: largest number of points to return.
-
-    Returns:
-        The first and the last point, and the smallest and the largest one of each stretch between them.
-    """
-    if len(points) <= limit:
-        return list(points)
-    inner = points[1:-1]
-    stretches = (limit - 2) // 2
-    kept = [points[0]]
-    for number in range(stretches):
-        stretch = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
-        low, high = min(stretch, key=_get_y), max(stretch, key=_get_y)
-        kept += [low, high] if low[0] <= high[0] else [high, low]
-    kept.append(points[-1])
-    return kept
-
-
-def _get_y(point: XY) -> float:
-    return point[1]
 
 
 @dataclass(frozen=True)
@@ -88,7 +60,7 @@ class Panel:
 
     Attributes:
         axis: name of the x axis.
-        series: the points of each metric or run, at least two, in the order of x.
+        series: the points of each metric or run, at least two, in the order of x. Others besides are not finite: gaps.
         last: the last value of each.
         colours: that of each.
         title: what stands before them; empty for nothing.
@@ -185,9 +157,13 @@ def compare_panels(
 
 
 def _choose_drawn(points: Sequence[Point], log: bool) -> list[Point]:
-    """Return the points that a chart can show; none where they are no line."""
-    drawn = [point for point in points if abs(point.value) <= _LARGEST and (point.value > 0 or not log)]
-    return drawn if _has_length(drawn) else []
+    """Return the points that a chart can show, and those that are its gaps; none where they are no line."""
+    chosen = [
+        point
+        for point in points
+        if not math.isfinite(point.value) or (abs(point.value) <= _LARGEST and (point.value > 0 or not log))
+    ]
+    return chosen if _has_length([point for point in chosen if math.isfinite(point.value)]) else []
 
 
 def _has_length(points: Sequence[Point]) -> bool:
@@ -311,7 +287,7 @@ def describe_last_values(metrics: Mapping[str, Sequence[Point]]) -> str:
 
 def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) -> Iterator[str]:
     """Yield the parts of a chart whose upper left corner is at 0, 0."""
-    ys = [[y for _, y in pairs] for pairs in panel.series.values()]
+    ys = [[y for _, y in filter(is_finite, pairs)] for pairs in panel.series.values()]
     limits = [(min(values), max(values)) if log else find_limits(values) for values in ys]
     low, high = min(low for low, _ in limits), max(high for _, high in limits)
     across = _scale_across(panel, width)
@@ -319,8 +295,8 @@ def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) 
     grid, notes = _render_grid(across, up, width, height, panel.axis)
     yield grid
     for name, pairs in panel.series.items():
-        for piece in _cut(pairs, low, high):
-            yield _render_line(panel.colours[name], [(across(x), up(y)) for x, y in piece])
+        pieces = [[(across(x), up(y)) for x, y in piece] for piece in cut(pairs, low, high)]
+        yield from _render_line(panel.colours[name], pieces)
     if words := _describe_hidden(ys, low, high):
         notes.append(words)
     if notes:
@@ -331,6 +307,10 @@ def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) 
             f'<rect x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{height - _TOP - _BOTTOM}" '
             f'fill="transparent"><title>{html.escape(words)}</title></rect>'
         )
+    for name, pairs in panel.series.items():  # above the areas, which would hide their words
+        if gaps := find_gaps(pairs):
+            words = f"{name} {describe_gaps(gaps, panel.axis)}"
+            yield _render_gaps(panel.colours[name], gaps, words, across, height - _BOTTOM)
 
 
 def _describe_hidden(ys: Sequence[Sequence[float]], low: float, high: float) -> str:
@@ -395,38 +375,31 @@ def _render_grid(across: Scale, up: Scale, width: int, height: int, axis: str) -
     return "".join(parts), [f"from {rows.start}"] if rows.start else []
 
 
-def _cut(pairs: Sequence[XY], low: float, high: float) -> Iterator[list[XY]]:
-    """Yield the pieces of a line that lie between two values of y."""
-    piece: list[XY] = []
-    for start, end in itertools.pairwise(pairs):
-        first, last = _cut_segment(start, end, low, high)
-        if first is None or last is None:
-            continue
-        if piece and piece[-1] != first:
-            yield piece
-            piece = []
-        piece += [last] if piece else [first, last]
-    if piece:
-        yield piece
+def _render_line(colour: str, pieces: Sequence[Sequence[XY]]) -> Iterator[str]:
+    """Yield the pieces of a line in one path, and those that are one point as dots."""
+    if lines := "".join(_draw(piece) for piece in pieces if len(piece) > 1):
+        yield f'<path d="{lines}" stroke="{colour}" stroke-width="1.8" fill="none"/>'
+    if dots := "".join(_draw([*piece, *piece]) for piece in pieces if len(piece) == 1):
+        yield f'<path d="{dots}" stroke="{colour}" stroke-width="{_THICK}" stroke-linecap="round" fill="none"/>'
 
 
-def _cut_segment(start: XY, end: XY, low: float, high: float) -> tuple[XY | None, XY | None]:
-    (x0, y0), (x1, y1) = start, end
-    if max(y0, y1) < low or min(y0, y1) > high:
-        return None, None
-
-    def move(x: float, y: float) -> XY:
-        if low <= y <= high:
-            return x, y
-        edge = low if y < low else high
-        return x0 + (x1 - x0) * ((edge - y0) / (y1 - y0)), edge
-
-    return move(x0, y0), move(x1, y1)
+def _draw(places: Sequence[XY]) -> str:
+    return "M" + "L".join([f"{x:.1f} {y:.1f}" for x, y in places])
 
 
-def _render_line(colour: str, places: Sequence[XY]) -> str:
-    path = "M" + "L".join([f"{x:.1f} {y:.1f}" for x, y in places])
-    return f'<path d="{path}" stroke="{colour}" stroke-width="1.8" fill="none"/>'
+def _render_gaps(colour: str, gaps: Sequence[Gap], words: str, across: Scale, bottom: int) -> str:
+    """Return marks on the x axis where a line is not finite. Those that would touch are one."""
+    marks: list[tuple[float, float]] = []
+    for gap in gaps:
+        start, end = across(gap.start) - _THICK / 2, across(gap.end) + _THICK / 2
+        if marks and start <= marks[-1][1]:
+            start, end = marks[-1][0], max(end, marks.pop()[1])
+        marks.append((start, end))
+    path = "".join(_draw([(start, bottom), (end, bottom)]) for start, end in marks)
+    return (
+        f'<path d="{path}" stroke="{colour}" stroke-width="{_THICK}" fill="none">'
+        f"<title>{html.escape(words)}</title></path>"
+    )
 
 
 Stop = tuple[float, float, str]
@@ -436,13 +409,21 @@ Stop = tuple[float, float, str]
 def _list_stops(panel: Panel, width: int, most: int) -> Iterator[Stop]:
     xs = sorted({x for pairs in panel.series.values() for x, _ in pairs})
     across = _scale_across(panel, width)
-    chosen = [xs[number * (len(xs) - 1) // (most - 1)] for number in range(most)] if len(xs) > most else xs
+    chosen = _choose_stops(panel, xs, most) if len(xs) > most else xs
     places = [across(x) for x in chosen]
     edges = [float(_LEFT), *((left + right) / 2 for left, right in itertools.pairwise(places)), float(width)]
     ordered = {name: sorted(pairs) for name, pairs in panel.series.items()}  # a run may begin again
     for x, (left, right) in zip(chosen, itertools.pairwise(edges), strict=True):
         words = "".join(f"\n{name} {format_long(_nearest(pairs, x))}" for name, pairs in ordered.items())
         yield left, right, f"{panel.axis} {format_long(x)}{words}"
+
+
+def _choose_stops(panel: Panel, xs: Sequence[float], most: int) -> list[float]:
+    """Return so many values of x, evenly spread; of those nearby the first where a line is not finite."""
+    odd = {point[0] for pairs in panel.series.values() for point in pairs if not is_finite(point)}
+    places = [number * (len(xs) - 1) // (most - 1) for number in range(most)]
+    parts = [xs[start:end] for start, end in itertools.pairwise([*places, len(xs)])]
+    return [next((x for x in part if x in odd), part[0]) for part in parts]
 
 
 def _scale_across(panel: Panel, width: int) -> Scale:

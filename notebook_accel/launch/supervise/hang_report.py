@@ -118,14 +118,18 @@ def describe_hang(
         if rank not in stacks:
             rows.append(f"{who} {_SILENT}; its stack follows")
             continue
-        rows.append(f"{who}{f', in {waiting[rank]}' if rank in waiting else ''}:")
+        doing = f", in {waiting[rank]}" if rank in waiting else ""
+        doing += (
+            " has returned, and its process waits for a thread that it has left" if rank in returned else ""
+        )
+        rows.append(f"{who}{doing}:")
         rows += [f"    {describe_frame(frame)}" for frame in _keep_users(stacks[rank].frames)] or [
             "    in no code of the user's"
         ]
         rows += [
             f"    torch's flight recorder: {_describe_collective(entry)}" for entry in stacks[rank].recorded
         ]
-    rows += [f"rank {rank} has returned" for rank in sorted(returned)]
+    rows += [f"rank {rank} has returned" for rank in sorted(returned) if rank not in running]
     return "\n".join(rows)
 
 

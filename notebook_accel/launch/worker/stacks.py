@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ _TORCH: Final = "torch/distributed/distributed_c10d.py"
 _OURS: Final = "notebook_accel/comm/torch_dist.py"
 _COMM: Final = "notebook_accel.comm.base"  # not imported here: a script may do without torch
 _ENGINE: Final = "_engine_run_backward"
+_SHUTDOWN: Final = threading._shutdown.__code__  # type: ignore[attr-defined]
 _OWN_FOLDERS: Final = tuple(str(Path(__file__).parents[2] / name) for name in ("launch", "session"))
 
 
@@ -36,7 +38,7 @@ class StackState:
 
 
 class StackWatch:
-    """Looks at a thread now and then.
+    """Looks at a thread now and then; once it waits, at its end, for a thread that was left, at that one.
 
     Args:
         thread: the thread's identifier.
@@ -50,6 +52,8 @@ class StackWatch:
     def look(self) -> StackState:
         """Return where the thread is."""
         stack = _read_stack(self._thread)
+        if any(frame.f_code is _SHUTDOWN for frame in stack):
+            stack = next(filter(None, map(_read_stack, _list_left())), stack)
         now = time.monotonic()
         mark = tuple((id(frame), frame.f_lasti) for frame in stack)
         if mark != self._mark:
@@ -80,6 +84,12 @@ def find_collective(stack: Sequence[FrameType]) -> str:
         if code.co_name == _ENGINE:
             return BACKWARD
     return ""
+
+
+def _list_left() -> list[int]:
+    """Return the threads that the interpreter waits for at its end."""
+    here = (threading.main_thread(), threading.current_thread())
+    return [one.ident for one in threading.enumerate() if one.ident and not one.daemon and one not in here]
 
 
 def _read_stack(thread: int) -> list[FrameType]:

@@ -356,6 +356,26 @@ def test_numbers_reach_the_notebook() -> None:
     assert type(reports.metrics_seen[0][1]) is int
 
 
+def test_a_step_that_is_no_whole_number_is_refused_before_anything_is_sent(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reports = Reports()
+    runtime.set_reporter(reports)
+    tracker = Notebook()
+    try:
+        accelerator = Accelerator(cpu=True, log_with=tracker)
+        accelerator.init_trackers("proj")
+        for log in (print_metrics, accelerator.log):
+            with pytest.raises(ValueError, match=r"step=0\.5: a whole number is needed"):
+                log({"loss": 1.0}, step=0.5)  # type: ignore[operator]
+            log({"loss": 1.0}, step=2.0)  # type: ignore[operator]
+    finally:
+        runtime.set_reporter(None)
+    assert reports.metrics_seen == [({"loss": 1.0}, 2)] * 2
+    assert capsys.readouterr().out == "step 2: loss 1\n"
+    assert [call[0] for call in tracker.calls].count("log") == 1
+
+
 def metric(value: float, step: int | None = None, **more: float) -> Metric:
     return Metric(rank=0, time=10.0 + value, values={"loss": value, **more}, step=step)
 

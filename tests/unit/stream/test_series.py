@@ -52,6 +52,15 @@ def test_extremes_are_numbers() -> None:
     assert {7.0, -3.0} <= {each.value for each in series}
 
 
+def test_the_first_value_that_is_not_finite_stays() -> None:
+    series = Series(10)
+    for number in range(1_000):
+        series.add(point(number, math.nan if number in (333, 335) else math.sin(number)))
+    assert [each.step for each in series if math.isnan(each.value)] == [333]
+    kept = [each.step or 0 for each in series]
+    assert kept == sorted(set(kept)) and len(kept) <= 14
+
+
 def test_series_that_take_too_much_together_are_thinned_alike() -> None:
     metrics = Metrics(2_000_000, 10_000)
     for step in range(3_000):

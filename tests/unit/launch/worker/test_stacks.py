@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import types
 from typing import Any
@@ -34,6 +36,31 @@ def test_a_thread_that_stands_still_is_seen_to(monkeypatch: pytest.MonkeyPatch) 
     thread.join()
     assert seen.seconds > 10
     assert "stand" in [frame.name for frame in seen.frames] and seen.collective == ""
+
+
+def test_at_its_end_a_process_is_where_the_thread_is_that_it_waits_for() -> None:
+    """Its main thread waits in `threading._shutdown`, which is no code of the user's."""
+    program = """
+import threading
+from notebook_accel.launch.worker.stacks import StackWatch
+go = threading.Event()
+def linger():
+    go.wait(60)
+def look():
+    watch = StackWatch(threading.main_thread().ident)
+    while not (names := [frame.name for frame in watch.look().frames]) or "linger" not in names:
+        if not threading.main_thread().is_alive():
+            break
+    print(names, flush=True)
+    go.set()
+threading.Thread(target=linger).start()
+threading.Thread(target=look, daemon=True).start()
+threading._shutdown()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "'linger', 'wait'" in done.stdout, done.stderr
 
 
 def test_collectives_are_known_by_their_outermost_function() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import math
-import random
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -20,19 +19,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 def points(values: Sequence[float]) -> list[Point]:
     return [Point(step, 100.0 + step, value) for step, value in enumerate(values)]
-
-
-def test_downsampling_keeps_extremes_and_ends() -> None:
-    noise = random.Random(0)
-    pairs = [(float(x), noise.gauss(0, 1)) for x in range(12_345)]
-    pairs[7777] = (7777.0, 50.0)
-    pairs[3] = (3.0, -50.0)
-    kept = chart.downsample(pairs)
-    assert len(kept) <= chart.MAX_POINTS == 500
-    assert {pairs[0], pairs[-1], pairs[7777], pairs[3]} <= set(kept)
-    assert [x for x, _ in kept] == sorted(x for x, _ in kept)
-    assert chart.downsample(pairs[:500]) == pairs[:500]
-    assert len(chart.downsample(pairs[:501])) <= 500
 
 
 VALUES = [
@@ -188,3 +174,58 @@ def test_what_is_said_of_hidden_values_is_true_and_below_the_chart(first: list[f
     ((_, _, height, _),) = [each for each in find_texts(panels) if each[3] == words]
     lowest = max(height for _, _, height, label in find_texts(panels) if label.startswith("0.0"))
     assert height > lowest + 10
+
+
+def read_lines(panels: list[chart.Panel]) -> list[list[str]]:
+    """Return the pieces of each path of values: lines, dots and marks."""
+    root = ElementTree.fromstring(chart.render_svg(panels, "words"))
+    paths = [path for path in root.iter(f"{SVG}path") if path.get("stroke-width")]
+    return [path.get("d", "").split("M")[1:] for path in paths]
+
+
+def test_a_line_breaks_where_a_value_is_not_finite_and_the_axis_has_a_mark_there() -> None:
+    values = [math.nan if step in (10, 11, 12, 20) else 1.0 + step for step in range(31)]
+    panels = chart.make_panels({"loss": points(values)}, 100.0)
+    line, marks = read_lines(panels)
+    assert [len(piece.split("L")) for piece in line] == [10, 7, 10]
+    assert len(marks) == 2
+    titles = find_titles(panels)
+    assert titles[-1] == "loss nan at step 10 to 12, 20"
+    assert titles[9:14] == [f"step {step}\nloss {values[step]:g}" for step in range(9, 14)]
+
+
+def test_a_value_between_two_gaps_is_a_dot() -> None:
+    panels = chart.make_panels({"loss": points([1.0, 2.0, math.inf, 1.5, math.nan, 2.0, 1.0])}, 100.0)
+    line, dots, _ = read_lines(panels)
+    assert len(line) == 2 and len(dots) == 1
+    start, end = dots[0].split("L")
+    assert start == end and 'stroke-linecap="round"' in chart.render_svg(panels, "")
+    assert find_titles(panels)[-1] == "loss inf or nan at step 2, 4"
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_a_run_that_ends_with_nan_says_so_in_its_title_and_under_the_pointer(log: bool) -> None:
+    panels = chart.make_panels({"loss": points([3.0, 2.0, math.nan, math.nan])}, 100.0, log=log)
+    drawn = chart.render_svg(panels, "", log=log)
+    assert '<tspan font-weight="600">nan</tspan>' in drawn
+    assert "<title>step 3\nloss nan</title>" in drawn and 'title="step 3\nloss nan"' in chart.render_areas(
+        panels
+    )
+    assert panels[0].series["loss"][-1][0] == 3.0, "the axis goes as far as the run"
+
+
+def test_one_nan_of_many_values_is_seen_and_many_are_a_small_picture() -> None:
+    values = [math.nan if step == 7_777 else math.sin(step / 100) for step in range(10_000)]
+    panels = chart.make_panels({"loss": points(values)}, 100.0)
+    line, marks = read_lines(panels)
+    assert len(line) == 2 and len(marks) == 1
+    assert "step 7777\nloss nan" in find_titles(panels), "the pointer stops there"
+    odd = points([math.nan if step % 2 else float(step) for step in range(10_000)])
+    many = chart.make_panels({f"m{number}": odd for number in range(12)}, 100.0)
+    assert len(chart.render_svg(many, "")) < 300_000
+
+
+def test_a_run_without_two_values_has_no_chart_but_its_last_value() -> None:
+    metrics = {"loss": points([1.0, math.nan, math.nan])}
+    assert chart.make_panels(metrics, 100.0) == []
+    assert "loss <b>nan</b>" in chart.render_values(metrics, [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import re
 from types import SimpleNamespace
 from typing import Any
@@ -73,6 +74,19 @@ def test_the_page_has_a_row_for_each_run_and_needs_no_script() -> None:
     svg = read_svg(page)
     assert ">loss</tspan>" in svg and ">lr</tspan>" in svg
     assert chart.COLOURS[0] in svg and chart.COLOURS[1] in svg
+
+
+def test_the_line_of_a_run_breaks_where_its_values_are_nan() -> None:
+    values = [4.0, 1.0, math.nan, 2.0, 3.0]
+    svg = read_svg(
+        RunList([make_run("one", [3.0, 2.0]), make_run("two", values, number=2)])._repr_html_() or ""
+    )
+    paths = re.findall(r'<path d="([^"]*)" stroke="(#[^"]*)" stroke-width="1.8"', svg)
+    assert [(path.count("M"), colour) for path, colour in paths] == [
+        (1, chart.COLOURS[0]),
+        (2, chart.COLOURS[1]),
+    ]
+    assert "<title>2 nan at step 2</title>" in svg
 
 
 def test_a_part_of_the_list_is_compared_too_and_no_run_is_nothing() -> None:

@@ -42,6 +42,16 @@ def test_a_chart_has_a_line_and_a_colour_for_each_rank_and_values_under_the_poin
     assert "each rank, step 1: loss 2" in drawn
 
 
+def test_the_line_of_each_rank_breaks_at_its_own_nan() -> None:
+    values = [1.0, 2.0, 3.0, 2.0, 1.0, 2.0, 1.0, 3.0]
+    odd = [*values[:2], math.nan, *values[3:6], math.nan, values[7]]
+    drawn = page.render_chart(make_picture({0: {"loss": log(*values)}, 3: {"loss": log(*odd)}}))
+    paths = re.findall(r'<path d="([^"]*)" stroke="(#[^"]*)" stroke-width="1.8"', drawn)
+    assert [(path.count("M"), colour) for path, colour in paths] == [(1, COLOURS[0]), (2, COLOURS[1])]
+    assert "<title>rank 3 nan at step 2, 6</title>" in drawn and "rank 0 nan" not in drawn
+    assert "<title>step 2\nrank 0 3\nrank 3 nan</title>" in drawn
+
+
 def test_what_one_rank_alone_logs_has_a_chart_too() -> None:
     picture = make_picture({0: {"loss": log(1.0, 2.0)}, 1: {"loss": log(1.0, 3.0), "own": log(7.0, 8.0)}})
     titles = [(panel.title, list(panel.series)) for panel in ranks.make_panels(picture)]
