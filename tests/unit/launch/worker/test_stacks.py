@@ -48,9 +48,8 @@ def linger():
     go.wait(60)
 def look():
     watch = StackWatch(threading.main_thread().ident)
-    while not (names := [frame.name for frame in watch.look().frames]) or "linger" not in names:
-        if not threading.main_thread().is_alive():
-            break
+    while "linger" not in (names := [frame.name for frame in watch.look().frames]):
+        pass
     print(names, flush=True)
     go.set()
 threading.Thread(target=linger).start()
