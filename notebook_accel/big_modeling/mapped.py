@@ -210,12 +210,21 @@ def _read_file(
             for name, values in _map(path, mapped, _WILLNEED, _POPULATE_READ).items()
         }
     if large:
-        # torch's threads copy: a kernel has just used them, and they keep their cores busy for a while
-        for name, values in _map(path, large, _WILLNEED).items():
-            found[name].view(-1).view(torch.uint8).copy_(values)
+        _copy(path, large, found)
     for stamp in stamps:
         _check_stamp(path, stamp)
     return found
+
+
+def _copy(path: Path, places: Mapping[str, Place], found: Mapping[str, torch.Tensor]) -> None:
+    """Fill tensors from a file by the threads of torch: a kernel has just used them, and they keep their cores busy."""
+    try:
+        pages = _map(path, places, _WILLNEED)
+    except OSError:  # the file system has no mappings; or the file is too short, which reading says too
+        rawio.read_at(path, [(place.offset, found[name]) for name, place in places.items()], cached=True)
+        return
+    for name, values in pages.items():
+        found[name].view(-1).view(torch.uint8).copy_(values)
 
 
 def ask_for_large_pages(tensor: torch.Tensor) -> None:

@@ -118,10 +118,8 @@ def describe_hang(
         if rank not in stacks:
             rows.append(f"{who} {_SILENT}; its stack follows")
             continue
-        doing = f", in {waiting[rank]}" if rank in waiting else ""
-        doing += (
-            " has returned, and its process waits for a thread that it has left" if rank in returned else ""
-        )
+        doing = " has returned, and its process has not ended" if rank in returned else ""
+        doing += f", in {waiting[rank]}" if rank in waiting else ""
         rows.append(f"{who}{doing}:")
         rows += [f"    {describe_frame(frame)}" for frame in _keep_users(stacks[rank].frames)] or [
             "    in no code of the user's"

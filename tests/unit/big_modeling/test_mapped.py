@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import errno
 import mmap
 import os
 import sys
@@ -123,6 +124,29 @@ def test_any_address_of_a_file_will_do_where_no_kernel_computes(tmp_path: Path, 
     assert all(torch.equal(tensor, values) for tensor in found.values())
     is_aligned = {name: tensor.data_ptr() % 64 == 0 for name, tensor in found.items()}
     assert is_aligned == {"first": aligned, "second": True}
+
+
+@pytest.mark.parametrize("size", [1 << 18, 1 << 20])
+def test_what_cannot_be_mapped_is_read(tmp_path: Path, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "weights"
+    values = torch.arange(size, dtype=torch.float32)
+    path.write_bytes(bytes(5) + values.numpy().tobytes())
+    place = mapped.Place(path=path, offset=5, shape=(size // 2, 2), dtype=torch.float32)
+    assert torch.equal(mapped.read({"x": place})["x"], values.view(-1, 2))
+    refused: list[int] = []
+
+    def refuse(fileno: int, *args: Any, **kwargs: Any) -> Any:
+        if fileno >= 0:
+            refused.append(fileno)
+            raise OSError(errno.ENODEV, "no mappings here")
+        return real(fileno, *args, **kwargs)
+
+    real = mmap.mmap
+    monkeypatch.setattr(mapped.mmap, "mmap", refuse)
+    assert torch.equal(mapped.read({"x": place})["x"], values.view(-1, 2)) and refused
+    cut(path, 5 + 4 * size - 1)
+    with pytest.raises(CheckpointError, match="cannot be read for x"):
+        mapped.read({"x": place})
 
 
 def count_cached(path: Path) -> int:

@@ -27,7 +27,7 @@ _READS: Final = 64  # in one look
 _STALE_SECONDS: Final = 20.0
 _PROVEN_SECONDS: Final = 1.0
 _SHELLS_SIGNAL: Final = 128  # a shell ends with this and the number of the signal that has ended its command
-_SSH_FAILED: Final = 255  # man ssh, EXIT STATUS
+_MOST_SIGNALS: Final = 64
 
 
 class LinkLostError(ConnectionError):
@@ -181,7 +181,7 @@ class Link:
         telling = self.client.find_telling_line(self.said)
         if code < 0:
             how = f"{self.client.program} was ended by {signals.name_of(-code)}"
-        elif _SHELLS_SIGNAL < code < _SSH_FAILED:
+        elif _SHELLS_SIGNAL < code <= _SHELLS_SIGNAL + _MOST_SIGNALS:
             how = f"the agent there was ended by {signals.name_of(code - _SHELLS_SIGNAL)}"
             how += f": {telling}" if " " in telling else ""  # a shell says "Killed"
         else:

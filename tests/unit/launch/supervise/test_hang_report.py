@@ -60,7 +60,7 @@ def test_ranks_in_different_collectives_are_told() -> None:
 def test_a_rank_that_has_returned_and_does_not_end_is_told_as_that() -> None:
     told = hang_report.describe_hang({0: report(0, "", 9.0)}, {0: 10}, {0}, {0, 1}, 8.0, {})
     _, second, _, third = told.split("\n")
-    assert second == "rank 0 (process 10) has returned, and its process waits for a thread that it has left:"
+    assert second == "rank 0 (process 10) has returned, and its process has not ended:"
     assert third == "rank 1 has returned"
 
 
