@@ -3,7 +3,8 @@
 Where such a file is cut off, the system ends the process that uses pages beyond the new end, by SIGBUS; what is left of
 the last page reads as zeros. Therefore `read` compares the file's size and time of change with those of the loading
 before and after it maps the file, and `check` does so before and after a module computes. What remains is a file that
-is cut off while a module computes: the process may end, or the check afterwards finds it. A file that gets another
+is cut off, or a disk that fails, while a module computes or values are copied: the process may end, or the check
+afterwards finds it. A file that gets another
 name, or is replaced by a rename, keeps its pages.
 """
 
@@ -138,28 +139,33 @@ class Rooms:
         return None if fitting is None else fitting[0]
 
 
-def announce(places: Iterable[Place]) -> bool:
-    """Have the system read these values into its cache while the program goes on; return False if it cannot.
-
-    A file that cannot be opened is left for `read` to tell.
+def is_cached(places: Iterable[Place]) -> bool:
+    """Return whether the system has these values in its cache: a byte of each MiB is read if it need not wait for it.
 
     Args:
         places: of the values.
     """
-    if sys.platform == "win32" or sys.platform == "darwin":
+    if sys.platform != "linux":
         return False
     by_path: dict[Path, list[Place]] = {}
     for place in places:
         by_path.setdefault(place.path, []).append(place)
-    for path, here in by_path.items():
-        with contextlib.suppress(OSError), open(path, "rb", buffering=0) as file:
-            for place in here:
-                os.posix_fadvise(file.fileno(), place.offset, place.nbytes, os.POSIX_FADV_WILLNEED)
+    byte = [bytearray(1)]
+    try:
+        for path, here in by_path.items():
+            with open(path, "rb", buffering=0) as file:
+                for place in here:
+                    for start in range(0, place.nbytes, _LARGE):
+                        os.preadv(file.fileno(), byte, place.offset + start, os.RWF_NOWAIT)
+    except (
+        OSError
+    ):  # it would have to wait; or the file system does not tell; or `read` will say what is wrong
+        return False
     return True
 
 
 def read(
-    places: Mapping[str, Place], *, aligned: bool = True, rooms: Rooms | None = None
+    places: Mapping[str, Place], *, aligned: bool = True, beside: bool = False, rooms: Rooms | None = None
 ) -> dict[str, torch.Tensor]:
     """Return tensors with the values at these places.
 
@@ -169,6 +175,7 @@ def read(
     Args:
         places: by name.
         aligned: False where no kernel of the CPU computes with the tensors: any address of their type will do then.
+        beside: whether a module computes meanwhile, with the threads of torch; else these copy.
         rooms: have memory for the copies; None takes new memory.
 
     Raises:
@@ -178,14 +185,14 @@ def read(
     for path in dict.fromkeys(place.path for place in places.values()):
         here = {name: place for name, place in places.items() if place.path == path}
         try:
-            found |= _read_file(path, here, aligned, rooms or Rooms())
+            found |= _read_file(path, here, aligned, beside, rooms or Rooms())
         except OSError as error:
             raise CheckpointError(f"{path} cannot be read for {', '.join(here)}: {error}") from error
     return found
 
 
 def _read_file(
-    path: Path, places: Mapping[str, Place], aligned: bool, rooms: Rooms
+    path: Path, places: Mapping[str, Place], aligned: bool, beside: bool, rooms: Rooms
 ) -> dict[str, torch.Tensor]:
     stamps = {place.stamp for place in places.values()}
     for stamp in stamps:
@@ -199,7 +206,7 @@ def _read_file(
             mapped[name] = place
             continue
         found[name] = rooms.make(place)
-        if place.nbytes < _LARGE:
+        if place.nbytes < _LARGE or beside:
             copied.append((place.offset, found[name]))
         else:
             large[name] = place

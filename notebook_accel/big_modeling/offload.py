@@ -277,9 +277,11 @@ class OffloadedWeightsLoader(Weights):
     def __len__(self) -> int:
         return len(self.all_keys)
 
-    def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
+    def get_many(
+        self, names: Sequence[str], *, aligned: bool = True, beside: bool = False
+    ) -> dict[str, torch.Tensor]:
         places = {name: self._places[name] for name in names if name not in self.state_dict}
-        found = mapped.read(places, aligned=aligned, rooms=self._rooms)
+        found = mapped.read(places, aligned=aligned, beside=beside, rooms=self._rooms)
         self._verify(found)
         for name, tensor in found.items():
             made = tensor.to(self._dtypes[name]) if name in self._dtypes else tensor
@@ -293,8 +295,8 @@ class OffloadedWeightsLoader(Weights):
                 _compare(name, self._places[name], tensor)
                 self._verified.add(name)
 
-    def announce(self, names: Sequence[str]) -> bool:
-        return mapped.announce(self._places[name] for name in names if name not in self.state_dict)
+    def is_near(self, names: Sequence[str]) -> bool:
+        return mapped.is_cached(self._places[name] for name in names if name not in self.state_dict)
 
     def check(self, names: Sequence[str]) -> None:
         key = tuple(names)

@@ -1,7 +1,7 @@
 """Weights of the modules that compute next, fetched while one computes.
 
-A thread fetches them. On the CPU it would take the cores and the memory's bandwidth from the module that computes:
-there the system only reads the files into its cache meanwhile, where the weights are in files.
+A thread fetches them. On the CPU it would take the cores and the memory's bandwidth from the module that computes, so
+there it fetches only what has to come from a disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from . import staging
 from .lease import ReentrantLease
 from .offloaded_tensor import read_dtype_and_grad
 from .staging import Staging
-from .weights import announce, check, get_many
+from .weights import check, get_many, is_near
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -45,24 +45,26 @@ class Need:
 
     @torch.no_grad()
     def fetch(
-        self, device: torch.device | None = None, way: Staging | None = None
+        self, device: torch.device | None = None, way: Staging | None = None, *, beside: bool = False
     ) -> dict[str, torch.Tensor]:
         """Return the weights on the device, by name.
 
         Args:
             device: the device with its number, for a thread with another current device.
             way: to that device, if it has one.
+            beside: whether a module computes meanwhile.
         """
-        found = get_many(self.weights, self.names, aligned=way is None)
+        found = get_many(self.weights, self.names, aligned=way is None, beside=beside)
         send = way.send if way is not None else lambda tensor: tensor.to(device or self.device)
         return {
             name: send(_cast(found[name], read_dtype_and_grad(place)[0]))
             for name, place in zip(self.names, self.places, strict=True)
         }
 
-    def announce(self) -> bool:
-        """Have the system read the weights ahead where that is better than a thread; return whether it does."""
-        return self.device.type == "cpu" and announce(self.weights, self.names)
+    @property
+    def is_near(self) -> bool:
+        """Whether the module fetches the weights itself in no more time than a thread would take from another one."""
+        return self.device.type == "cpu" and is_near(self.weights, self.names)
 
     def check(self) -> None:
         """Raise CheckpointError if what was fetched may have lost its values: its file has changed."""
@@ -96,24 +98,29 @@ class _Job:
     error: BaseException | None = None
     event: Any = None
 
-    def run(self, stream: Any = None) -> None:
-        """Fetch unless that is done, in a stream of the device beside the one that computes if one is given."""
+    def run(self, stream: Any = None, *, beside: bool = False) -> None:
+        """Fetch unless that is done.
+
+        Args:
+            stream: of the device, beside the one that computes; None where it has none.
+            beside: whether a module computes meanwhile.
+        """
         with self.lock:
             if self.is_done:
                 return
             try:
-                self._run(stream)
+                self._run(stream, beside)
             except BaseException as error:  # raised where the weights are needed
                 self.error = error
             self.is_done = True
 
-    def _run(self, stream: Any) -> None:
+    def _run(self, stream: Any, beside: bool) -> None:
         if stream is None:
-            self.tensors = self.need.fetch(self.device, self.way)
+            self.tensors = self.need.fetch(self.device, self.way, beside=beside)
             return
         runtime: Any = getattr(torch, self.device.type)
         with runtime.device(self.device), runtime.stream(stream):
-            self.tensors = self.need.fetch(self.device, self.way)
+            self.tensors = self.need.fetch(self.device, self.way, beside=beside)
             self.event = stream.record_event()
 
     def result(self) -> dict[str, torch.Tensor]:
@@ -265,7 +272,7 @@ class Prefetcher:
                 if need not in self._ahead:
                     device = _add_number(need.device)
                     self._ahead[need] = _Job(need=need, device=device, way=self._find_way(device))
-                    if not need.announce():
+                    if not need.is_near:
                         self._queue.append(self._ahead[need])
             if self._queue and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._work, name="weights of the next module")
@@ -279,7 +286,7 @@ class Prefetcher:
                     self._thread = None
                     return
                 job = self._queue.popleft()
-            job.run(self._stream(job.device))
+            job.run(self._stream(job.device), beside=True)
             del job  # the model alone keeps what was fetched
 
     def _stream(self, device: torch.device) -> Any:

@@ -12,17 +12,20 @@ class Weights(Mapping[str, torch.Tensor]):
     """A mapping that returns all weights of a module at once; a thread asks it while another module computes."""
 
     @abstractmethod
-    def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
+    def get_many(
+        self, names: Sequence[str], *, aligned: bool = True, beside: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Return these weights by name; their memory may be pages of a file.
 
         Args:
             names: theirs.
             aligned: False where no kernel of the CPU computes with them: any pages of a file will do then.
+            beside: whether a module computes meanwhile, with the threads of torch.
         """
 
     @abstractmethod
-    def announce(self, names: Sequence[str]) -> bool:
-        """Have the system read the files of these weights into its cache meanwhile; return False if it cannot."""
+    def is_near(self, names: Sequence[str]) -> bool:
+        """Return whether the system has these weights in memory: a disk is not asked for them."""
 
     @abstractmethod
     def check(self, names: Sequence[str]) -> None:
@@ -55,12 +58,15 @@ class PrefixedDataset(Weights):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
-        found = get_many(self.dataset, [f"{self.prefix}{name}" for name in names], aligned=aligned)
+    def get_many(
+        self, names: Sequence[str], *, aligned: bool = True, beside: bool = False
+    ) -> dict[str, torch.Tensor]:
+        whole = [f"{self.prefix}{name}" for name in names]
+        found = get_many(self.dataset, whole, aligned=aligned, beside=beside)
         return {name: found[f"{self.prefix}{name}"] for name in names}
 
-    def announce(self, names: Sequence[str]) -> bool:
-        return announce(self.dataset, [f"{self.prefix}{name}" for name in names])
+    def is_near(self, names: Sequence[str]) -> bool:
+        return is_near(self.dataset, [f"{self.prefix}{name}" for name in names])
 
     def check(self, names: Sequence[str]) -> None:
         check(self.dataset, [f"{self.prefix}{name}" for name in names])
@@ -70,7 +76,7 @@ class PrefixedDataset(Weights):
 
 
 def get_many(
-    weights: Mapping[str, torch.Tensor], names: Sequence[str], *, aligned: bool = True
+    weights: Mapping[str, torch.Tensor], names: Sequence[str], *, aligned: bool = True, beside: bool = False
 ) -> dict[str, torch.Tensor]:
     """Return some weights of any mapping.
 
@@ -78,23 +84,24 @@ def get_many(
         weights: the mapping.
         names: of the weights.
         aligned: see `Weights.get_many`.
+        beside: likewise.
 
     Raises:
         KeyError: a name is not there.
     """
     if isinstance(weights, Weights):
-        return weights.get_many(names, aligned=aligned)
+        return weights.get_many(names, aligned=aligned, beside=beside)
     return {name: weights[name] for name in names}
 
 
-def announce(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> bool:
-    """Have the system read weights of any mapping ahead, see `Weights.announce`; return False if it cannot.
+def is_near(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> bool:
+    """Return whether weights of any mapping are in memory as far as is known, see `Weights.is_near`.
 
     Args:
         weights: the mapping.
         names: of the weights.
     """
-    return isinstance(weights, Weights) and weights.announce(names)
+    return isinstance(weights, Weights) and weights.is_near(names)
 
 
 def check(weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:

@@ -18,7 +18,8 @@ CAUSES: Final = {
     "or fewer processes",
     "SIGTERM": "something outside the launch asked it to end",
     "SIGSEGV": "a crash in C code: the output above shows where Python was",
-    "SIGBUS": "most often a full /dev/shm: use fewer data loader workers, or give it more room",
+    "SIGBUS": "most often a full /dev/shm: use fewer data loader workers, or give it more room; else a file of weights "
+    "that was cut off while a model used it",
     "SIGABRT": "C code gave up: its message is in the output above",
     "SIGFPE": "an arithmetic error in C code, an integer division by zero for example",
     "SIGILL": "a CPU instruction that this machine lacks: a library built for another processor",

@@ -79,6 +79,8 @@ def _cut_off(shell: Any) -> None:
         "google.colab"
     ):  # Rich looks at that
         shell.__class__ = type("WorkerShell", (kind,), {"__module__": __name__})
+    if (console := getattr(sys.modules.get("rich"), "_console", None)) is not None:
+        console.is_jupyter = False  # the one that all its functions share, made in the notebook
     session = getattr(getattr(shell, "kernel", None), "session", None)
     if session is not None:
         session.send = lambda *args, **kwargs: None  # its own one, in a fork, prints what it does not send
@@ -150,7 +152,7 @@ def _publisher(emitter: Emitter, flush: Callable[[], None]) -> Any:
 
 
 def _leave_out_widgets(data: dict[str, Any]) -> dict[str, Any]:
-    """Return a bundle without the view of a widget, whose model is in this process alone, where it has another form."""
+    """Return a bundle without the view of a widget, which no front end can change from here, if it has other forms."""
     others = {kind: value for kind, value in data.items() if kind != _WIDGET_VIEW}
     return others or data
 

@@ -328,8 +328,8 @@ class RunRecord:
         """Return the metrics as rows, oldest first: `step`, `time` and the values that came together.
 
         Of a long run they are an even choice (see `Series`). A row that is there for the smallest, largest or last
-        value of one metric may lack the others. Metrics that are called `step` or `time` are `metric_step` and
-        `metric_time` here.
+        value of one metric, or for its first NaN, may lack the others. Metrics that are called `step` or `time` are
+        `metric_step` and `metric_time` here.
         """
         return _make_rows(self.metrics)
 

@@ -63,11 +63,13 @@ class Panel:
         series: the points of each metric or run, at least two, in the order of x. Others besides are not finite: gaps.
         last: the last value of each.
         colours: that of each.
+        gaps: where the values of each are not finite; none of most.
         title: what stands before them; empty for nothing.
     """
 
     axis: str
     series: Mapping[str, list[XY]]
+    gaps: Mapping[str, Sequence[Gap]]
     last: Mapping[str, float]
     colours: Mapping[str, str]
     title: str = ""
@@ -148,9 +150,9 @@ def compare_panels(
         chosen = {name: _choose_drawn(run.metrics.get(metric, ()), log) for name, run in runs.items()}
         group = {name: points for name, points in chosen.items() if points}
         if group:
-            axis, series = _place_points(group, {name: runs[name].started for name in group}, limit)
+            axis, series, gaps = _place_points(group, {name: runs[name].started for name in group}, limit)
             last = {name: runs[name].metrics[metric][-1].value for name in group}
-            panels.append(Panel(axis, series, last, colours, metric))
+            panels.append(Panel(axis, series, gaps, last, colours, metric))
         if len(panels) == MAX_SERIES:
             break
     return panels
@@ -173,27 +175,26 @@ def _has_length(points: Sequence[Point]) -> bool:
 
 def _place_points(
     group: Mapping[str, list[Point]], started: Mapping[str, float], limit: int = MAX_POINTS
-) -> tuple[str, dict[str, list[XY]]]:
-    """Return the name of the x axis, and each line's points on it."""
+) -> tuple[str, dict[str, list[XY]], dict[str, list[Gap]]]:
+    """Return the name of the x axis, and each line's points on it and its gaps."""
     stepped = all(
         point.step is not None and abs(point.step) <= _LARGEST
         for points in group.values()
         for point in points
     )
-    series = {
-        name: downsample(
-            [
-                (
-                    float(point.step) if stepped and point.step is not None else point.time - started[name],
-                    point.value,
-                )
-                for point in points
-            ],
-            limit,
-        )
+    whole = {
+        name: [
+            (
+                float(point.step) if stepped and point.step is not None else point.time - started[name],
+                point.value,
+            )
+            for point in points
+        ]
         for name, points in group.items()
     }
-    return "step" if stepped else "seconds", series
+    series = {name: downsample(pairs, limit) for name, pairs in whole.items()}
+    gaps = {name: found for name, pairs in whole.items() if (found := find_gaps(pairs))}
+    return "step" if stepped else "seconds", series, gaps
 
 
 def render_svg(panels: Sequence[Panel], words: str, *, log: bool = False) -> str:
@@ -307,10 +308,9 @@ def _render_panel(panel: Panel, width: int, height: int, log: bool, stops: int) 
             f'<rect x="{left:.1f}" y="{_TOP}" width="{right - left:.1f}" height="{height - _TOP - _BOTTOM}" '
             f'fill="transparent"><title>{html.escape(words)}</title></rect>'
         )
-    for name, pairs in panel.series.items():  # above the areas, which would hide their words
-        if gaps := find_gaps(pairs):
-            words = f"{name} {describe_gaps(gaps, panel.axis)}"
-            yield _render_gaps(panel.colours[name], gaps, words, across, height - _BOTTOM)
+    for name, gaps in panel.gaps.items():  # above the areas, which would hide their words
+        words = f"{name} {describe_gaps(gaps, panel.axis)}"
+        yield _render_gaps(panel.colours[name], gaps, words, across, height - _BOTTOM)
 
 
 def _describe_hidden(ys: Sequence[Sequence[float]], low: float, high: float) -> str:

@@ -98,7 +98,7 @@ def describe_hang(
     nodes = nodes or {}
     rows = [f"nothing was heard of {_name_ranks(running)} for {seconds:.0f} s"]
     waiting = {rank: stack.collective for rank, stack in stacks.items() if stack.collective}
-    others = sorted({*returned, *(rank for rank in stacks if rank not in waiting)})
+    others = sorted({*returned, *stacks} - waiting.keys())
     if waiting and others:
         names = " and ".join(sorted(set(waiting.values())))
         rows[0] += (
@@ -109,6 +109,7 @@ def describe_hang(
         rows[0] += ": they are in different collectives"
     for rank in sorted(running):
         who = name_process(rank, running[rank], nodes.get(rank, ""))
+        who += " has returned, and its process has not ended:" if rank in returned else ""
         if rank in states:
             rows.append(f"{who} {states[rank]}")
             continue
@@ -118,9 +119,8 @@ def describe_hang(
         if rank not in stacks:
             rows.append(f"{who} {_SILENT}; its stack follows")
             continue
-        doing = " has returned, and its process has not ended" if rank in returned else ""
-        doing += f", in {waiting[rank]}" if rank in waiting else ""
-        rows.append(f"{who}{doing}:")
+        doing = f", in {waiting[rank]}" if rank in waiting else ""
+        rows.append(f"{who.removesuffix(':')}{doing}:")
         rows += [f"    {describe_frame(frame)}" for frame in _keep_users(stacks[rank].frames)] or [
             "    in no code of the user's"
         ]

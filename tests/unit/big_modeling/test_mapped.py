@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import errno
 import mmap
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -149,38 +147,36 @@ def test_what_cannot_be_mapped_is_read(tmp_path: Path, size: int, monkeypatch: p
         mapped.read({"x": place})
 
 
-def count_cached(path: Path) -> int:
-    """Return how many pages of a file the system's cache has (man 2 mincore)."""
-    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 0) as pages:
-        memory = (ctypes.c_char * len(pages)).from_buffer(pages)
-        try:
-            count = -(-len(pages) // mmap.PAGESIZE)
-            found = (ctypes.c_ubyte * count)()
-            system = ctypes.CDLL(None, use_errno=True)
-            assert system.mincore(memory, ctypes.c_size_t(len(pages)), found) == 0, os.strerror(
-                ctypes.get_errno()
-            )
-            return sum(byte & 1 for byte in found)
-        finally:
-            del memory
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what its cache has")
-def test_what_is_announced_is_in_the_cache_soon(tmp_path: Path) -> None:
+def test_what_is_in_the_cache_is_known(tmp_path: Path) -> None:
     path = tmp_path / "weights"
-    path.write_bytes(bytes(1 << 20))
+    path.write_bytes(bytes(size := 64 << 20))  # more than is read ahead of what is read
+    first, second = (
+        mapped.Place(path=path, offset=3 + start, shape=(4 << 20,), dtype=torch.uint8)
+        for start in (0, size - (8 << 20))
+    )
+    empty = mapped.Place(path=path, offset=0, shape=(0,), dtype=torch.uint8)
+    gone = mapped.Place(path=tmp_path / "gone", offset=0, shape=(1,), dtype=torch.uint8)
+    assert mapped.is_cached([empty]) and not mapped.is_cached([gone])
     with open(path, "rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    if count_cached(path):
-        pytest.skip("this file system keeps its files in memory")
-    half_of_it = mapped.Place(path=path, offset=0, shape=(1 << 19,), dtype=torch.uint8)
-    gone = mapped.Place(path=tmp_path / "gone", offset=0, shape=(1,), dtype=torch.uint8)
-    assert mapped.announce([gone, half_of_it])
-    deadline = time.monotonic() + 60
-    while count_cached(path) < (1 << 19) // mmap.PAGESIZE:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+        if mapped.is_cached([first]):
+            pytest.skip("this file system keeps its files in memory")
+        assert not mapped.is_cached([second])
+        os.pread(file.fileno(), first.nbytes + first.offset, 0)
+    if not mapped.is_cached([first]):
+        pytest.skip("this file system does not tell what is in the cache")
+    assert not mapped.is_cached([first, second]) and mapped.is_cached([empty, first])
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_copies_are_the_same_whoever_makes_them(tmp_path: Path, beside: bool) -> None:
+    path = tmp_path / "weights"
+    values = torch.arange(1 << 19, dtype=torch.float32)
+    path.write_bytes(bytes(5) + values.numpy().tobytes())
+    place = mapped.Place(path=path, offset=5, shape=(1 << 10, 1 << 9), dtype=torch.float32)
+    assert torch.equal(mapped.read({"x": place}, beside=beside)["x"], values.view(1 << 10, 1 << 9))
 
 
 def test_values_are_compared_when_they_are_read_first(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ def test_a_device_without_number_is_the_current_one_of_the_thread_that_computes(
 
     monkeypatch.setattr(Prefetcher, "_stream", find_no_stream)
     fetched: list[torch.device | None] = []
-    monkeypatch.setattr(Need, "fetch", lambda self, device=None, way=None: fetched.append(device) or {})
+    monkeypatch.setattr(
+        Need, "fetch", lambda self, device=None, way=None, beside=False: fetched.append(device) or {}
+    )
     prefetcher = Prefetcher()
     first, second = (
         Need(weights={}, names=(), places=(), device=torch.device("cuda"), nbytes=1) for _ in range(2)
@@ -50,7 +52,7 @@ def test_a_thread_that_is_late_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
         work(self)
 
     monkeypatch.setattr(Prefetcher, "_work", work_late)
-    monkeypatch.setattr(Need, "fetch", lambda self, device=None, way=None: {"x": torch.ones(2)})
+    monkeypatch.setattr(Need, "fetch", lambda self, device=None, way=None, beside=False: {"x": torch.ones(2)})
     prefetcher = Prefetcher()
     needs = [Need(weights={}, names=(), places=(), device=torch.device("cpu"), nbytes=1) for _ in range(4)]
     for need in needs:
@@ -69,20 +71,24 @@ def test_a_thread_that_is_late_keeps_nothing(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Files(Weights):
-    """Weights of files, as far as the prefetcher knows them; notes what is asked, and by which thread."""
+    """Weights of files, as far as the prefetcher knows them; notes what is read, and whether by a thread.
 
-    def __init__(self) -> None:
-        self.asked: list[tuple[str, str, int]] = []
+    Args:
+        is_cached: whether the system has them in its cache.
+    """
 
-    def note(self, what: str, names: Sequence[str]) -> None:
-        self.asked.append((what, " ".join(names), threading.get_ident()))
+    def __init__(self, is_cached: bool) -> None:
+        self.is_cached = is_cached
+        self.read: list[tuple[str, bool]] = []
 
-    def announce(self, names: Sequence[str]) -> bool:
-        self.note("announce", names)
-        return True
+    def is_near(self, names: Sequence[str]) -> bool:
+        return self.is_cached
 
-    def get_many(self, names: Sequence[str], *, aligned: bool = True) -> dict[str, torch.Tensor]:
-        self.note("read", names)
+    def get_many(
+        self, names: Sequence[str], *, aligned: bool = True, beside: bool = False
+    ) -> dict[str, torch.Tensor]:
+        assert beside == (threading.current_thread() is not threading.main_thread())
+        self.read.append((" ".join(names), beside))
         return {name: torch.ones(2) for name in names}
 
     def check(self, names: Sequence[str]) -> None:
@@ -104,39 +110,40 @@ class Files(Weights):
 def take_two(weights: Any) -> int:
     """Let two modules on the CPU compute with weights of such a mapping; return the number of threads started."""
     prefetcher = Prefetcher()
-    needs = [
-        Need(
-            weights=weights,
-            names=(name,),
-            places=(torch.empty(2, device="meta"),),
-            device=torch.device("cpu"),
-            nbytes=8,
-        )
+    places = (torch.empty(2, device="meta"),)
+    first, second = (
+        Need(weights=weights, names=(name,), places=places, device=torch.device("cpu"), nbytes=8)
         for name in ("x", "y")
-    ]
-    for need in needs:
-        prefetcher.expect(need)
+    )
+    prefetcher.expect(first)
+    prefetcher.expect(second)
+    work, started = prefetcher._work, []
+
+    def count_and_work() -> None:
+        started.append(threading.current_thread())
+        work()
+
+    prefetcher._work = count_and_work  # type: ignore[method-assign]
     prefetcher.begin()
-    thread = prefetcher._thread
-    for need in needs:
+    for need in (first, second):
+        if (thread := prefetcher._thread) is not None:
+            thread.join()
         assert prefetcher.take(need)[need.names[0]].sum() == 2
     prefetcher.end()
-    if thread is not None:
-        thread.join()
-    return int(thread is not None)
+    return len(started)
 
 
-def test_on_the_cpu_the_system_reads_files_ahead_and_the_computing_thread_copies() -> None:
-    files = Files()
+def test_on_the_cpu_no_thread_fetches_what_the_system_has_in_its_cache() -> None:
+    files = Files(is_cached=True)
     assert take_two(PrefixedDataset(files, "block.")) == 0
-    here = threading.get_ident()
-    assert files.asked == [
-        ("announce", "block.x", here),
-        ("read", "block.x", here),
-        ("announce", "block.y", here),
-        ("read", "block.y", here),
-    ]
+    assert files.read == [("block.x", False), ("block.y", False)]
+
+
+def test_on_the_cpu_a_thread_fetches_what_comes_from_a_disk() -> None:
+    files = Files(is_cached=False)
+    assert take_two(PrefixedDataset(files, "block.")) == 2
+    assert files.read == [("block.x", True), ("block.y", True)]
 
 
 def test_a_mapping_of_other_kind_is_read_by_the_thread_on_the_cpu_too() -> None:
-    assert take_two(PrefixedDataset({"x": torch.ones(2), "y": torch.ones(2)}, "")) == 1
+    assert take_two(PrefixedDataset({"x": torch.ones(2), "y": torch.ones(2)}, "")) == 2

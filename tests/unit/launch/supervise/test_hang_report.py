@@ -58,10 +58,14 @@ def test_ranks_in_different_collectives_are_told() -> None:
 
 
 def test_a_rank_that_has_returned_and_does_not_end_is_told_as_that() -> None:
+    left = "rank 0 (process 10) has returned, and its process has not ended"
     told = hang_report.describe_hang({0: report(0, "", 9.0)}, {0: 10}, {0}, {0, 1}, 8.0, {})
     _, second, _, third = told.split("\n")
-    assert second == "rank 0 (process 10) has returned, and its process has not ended:"
-    assert third == "rank 1 has returned"
+    assert second == f"{left}:" and third == "rank 1 has returned"
+    silent = hang_report.describe_hang({}, {0: 10}, {0}, {0}, 8.0, {})
+    assert silent.split("\n")[1].startswith(f"{left}: does not answer")
+    waiting = hang_report.describe_hang({0: report(0, "all_reduce", 9.0)}, {0: 10}, {0}, {0}, 8.0, {})
+    assert f"{left}, in all_reduce:" in waiting and "has not\n" not in waiting
 
 
 def test_a_rank_that_has_returned_and_answers_is_named_once() -> None:

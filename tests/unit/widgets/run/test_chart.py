@@ -220,6 +220,11 @@ def test_one_nan_of_many_values_is_seen_and_many_are_a_small_picture() -> None:
     line, marks = read_lines(panels)
     assert len(line) == 2 and len(marks) == 1
     assert "step 7777\nloss nan" in find_titles(panels), "the pointer stops there"
+    stretch = {*range(5_000, 5_010), 5_013, *range(9_000, 9_990)}
+    panels = chart.make_panels(
+        {"loss": points([math.nan if step in stretch else 1.0 for step in range(10_000)])}, 100.0
+    )
+    assert find_titles(panels)[-1] == "loss nan at step 5000 to 5009, 5013, 9000 to 9989"
     odd = points([math.nan if step % 2 else float(step) for step in range(10_000)])
     many = chart.make_panels({f"m{number}": odd for number in range(12)}, 100.0)
     assert len(chart.render_svg(many, "")) < 300_000
