@@ -15,9 +15,7 @@ MAX_NAMES: Final = 1_000
 MOST_MEASURED: Final = 64
 """Of more ranks, the metrics of some are kept."""
 _POINT_BYTES: Final = 176  # a point, its three numbers and its place in a list
-_SERIES_BYTES: Final = (
-    1_200  # a series with its extremes, first NaN and last value, and its places in two dicts
-)
+_SERIES_BYTES: Final = 1_000  # a series with its extremes and its last value, and its places in two dicts
 
 
 class Point(NamedTuple):
@@ -87,9 +85,9 @@ class Series:
         self._even = (2 * every, points[::2])
 
     @property
-    def num_even(self) -> int:
-        """How many values are kept because of their number."""
-        return len(self._even[1])
+    def num_counted(self) -> int:
+        """How many values are kept besides the smallest, the largest and the last one, which every series has."""
+        return len(self._even[1]) + (self._odd is not None)
 
     def _list(self) -> list[Point]:
         every, points = self._even
@@ -153,9 +151,9 @@ class Metrics(Generic[KeyT]):
             self._by_news[name] = None
         else:
             self._by_news.move_to_end(name)
-        before = series.num_even
+        before = series.num_counted
         series.add(point)
-        self._num_points += series.num_even - before
+        self._num_points += series.num_counted - before
         while len(self._series) > self._max_names:
             self._forget_one(but=name, newest=hash(name) in self._forgotten)
         if self.num_bytes > self._max_bytes:
@@ -165,17 +163,17 @@ class Metrics(Generic[KeyT]):
         """Thin the series that have more than half of their share; where names alone take too much, forget some."""
         half = self._num_points / len(self._series) / 2
         for series in self._series.values():
-            before = series.num_even
+            before = series.num_counted
             if before > max(half, 1):
                 series.thin()
-                self._num_points += series.num_even - before
+                self._num_points += series.num_counted - before
         while self.num_bytes > self._max_bytes and len(self._series) > 1:
             self._forget_one()
 
     def _forget_one(self, but: KeyT | None = None, *, newest: bool = False) -> None:
         """Forget one of the shortest series; of several the one with the oldest news, or with the newest."""
         by_news = reversed(self._by_news) if newest else iter(self._by_news)
-        name = min((one for one in by_news if one != but), key=lambda one: self._series[one].num_even)
+        name = min((one for one in by_news if one != but), key=lambda one: self._series[one].num_counted)
         del self._by_news[name]
         self._forgotten[hash(name)] = None
         self._forgotten.move_to_end(hash(name))
@@ -183,7 +181,7 @@ class Metrics(Generic[KeyT]):
             self._forgotten.popitem(last=False)
         series = self._series.pop(name)
         self._fixed_bytes -= _SERIES_BYTES + _measure(name)
-        self._num_points -= series.num_even
+        self._num_points -= series.num_counted
 
 
 def _measure(name: Hashable) -> int:
