@@ -109,18 +109,19 @@ def describe_hang(
         rows[0] += ": they are in different collectives"
     for rank in sorted(running):
         who = name_process(rank, running[rank], nodes.get(rank, ""))
-        who += " has returned, and its process has not ended:" if rank in returned else ""
+        who += " has returned, and its process has not ended" if rank in returned else ""
+        colon = ":" if rank in returned else ""
         if rank in states:
-            rows.append(f"{who} {states[rank]}")
+            rows.append(f"{who}{colon} {states[rank]}")
             continue
         if rank not in ready:
-            rows.append(f"{who} is still starting")
+            rows.append(f"{who}{colon} is still starting")
             continue
         if rank not in stacks:
-            rows.append(f"{who} {_SILENT}; its stack follows")
+            rows.append(f"{who}{colon} {_SILENT}; its stack follows")
             continue
         doing = f", in {waiting[rank]}" if rank in waiting else ""
-        rows.append(f"{who.removesuffix(':')}{doing}:")
+        rows.append(f"{who}{doing}:")
         rows += [f"    {describe_frame(frame)}" for frame in _keep_users(stacks[rank].frames)] or [
             "    in no code of the user's"
         ]
