@@ -1,17 +1,21 @@
-"""Gives Ray more time to start: it gives up after half a minute on a node that is slow, also on a busy machine."""
+"""Gives Ray more time to start: a slow node ends after half a minute, and is given up, also on a busy machine."""
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
-SECONDS = 60  # after that the node has ended: it does so where a helper of its own is too slow
+SECONDS = 150
 
 
 def be_patient() -> None:
     """Let this process wait longer for the nodes that it starts."""
     from ray._private import services
 
+    os.environ.setdefault(
+        "RAY_agent_register_timeout_ms", str(SECONDS * 1000)
+    )  # else the node ends by itself
     find = services.get_node
 
     def find_node(*args: Any) -> Any:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 from tests.benchmarks.subprocesses import Contender
 from tests.benchmarks.table import Row, compare, interleave
+from tests.ports import free_port
 
 ROUNDS = 9
 OPTIMIZER_ROUNDS = 3
@@ -90,12 +90,6 @@ def timed(library: Any, work: Callable[[], None]) -> float:
     started = time.perf_counter()
     library.notebook_launcher(work, num_processes=2, use_port=str(free_port()))
     return time.perf_counter() - started
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def bare_forks() -> Callable[[], float]:

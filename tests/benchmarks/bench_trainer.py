@@ -21,6 +21,7 @@ from typing import IO, Any
 
 from tests.benchmarks.subprocesses import ENVIRONMENT, ROOT
 from tests.benchmarks.table import Row, compare, interleave
+from tests.ports import free_port
 
 ROUNDS = 8
 SAMPLES = 1024
@@ -94,14 +95,6 @@ def serving(name: str, world: int, folder: str) -> Iterator[tuple[list[IO[str]],
         for rank in ranks:
             rank.kill()
             rank.communicate()
-
-
-def free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def serve() -> None:

@@ -123,7 +123,7 @@ def watched() -> Iterator[list[float]]:
 
 def forks(world: int) -> float:
     """Return the seconds until as many bare forks have met."""
-    from tests.benchmarks.bench_launch import free_port
+    from tests.ports import free_port
 
     started = time.time()
     port = free_port()

@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import reserve_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -168,37 +169,36 @@ def serve_lab(
     """Run a server whose files are all in a folder; yields it when it answers."""
     for name in ("config", "data", "runtime", "ipython", "settings", "workspaces", "root", "hf"):
         (folder / name).mkdir()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    lab = Lab(
-        url=f"http://127.0.0.1:{port}",
-        token=secrets.token_hex(16),
-        root=folder / "root",
-        settings=folder / "settings",
-        data=folder / "data",
-    )
-    quiet = folder / "settings" / "@jupyterlab" / "apputils-extension"
-    quiet.mkdir(parents=True)
-    (quiet / "notification.jupyterlab-settings").write_text(
-        json.dumps({"fetchNews": "false", "checkForUpdates": False})
-    )
-    with (folder / "log.txt").open("w") as log:
-        server = subprocess.Popen(
-            [python, *flags(lab), "--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"],
-            env=_environment(folder), stdout=log, stderr=log, start_new_session=True,
-        )  # fmt: skip
-    try:
-        _wait_for(lab, server, folder / "log.txt")
-        yield lab
-        for kernel in lab.ask("/api/kernels"):
-            lab.ask(f"/api/kernels/{kernel['id']}", "DELETE")
-        lab.ask("/api/shutdown", "POST")
-        server.wait(60)
-    finally:
-        if server.poll() is None:
-            server.kill()
+    with reserve_port() as port:
+        lab = Lab(
+            url=f"http://127.0.0.1:{port}",
+            token=secrets.token_hex(16),
+            root=folder / "root",
+            settings=folder / "settings",
+            data=folder / "data",
+        )
+        quiet = folder / "settings" / "@jupyterlab" / "apputils-extension"
+        quiet.mkdir(parents=True)
+        (quiet / "notification.jupyterlab-settings").write_text(
+            json.dumps({"fetchNews": "false", "checkForUpdates": False})
+        )
+        place = ["--no-browser", "--allow-root", "--ip=127.0.0.1", f"--port={port}"]
+        with (folder / "log.txt").open("w") as log:
+            server = subprocess.Popen(
+                [python, *flags(lab), *place],
+                env=_environment(folder), stdout=log, stderr=log, start_new_session=True,
+            )  # fmt: skip
+        try:
+            _wait_for(lab, server, folder / "log.txt")
+            yield lab
+            for kernel in lab.ask("/api/kernels"):
+                lab.ask(f"/api/kernels/{kernel['id']}", "DELETE")
+            lab.ask("/api/shutdown", "POST")
             server.wait(60)
+        finally:
+            if server.poll() is None:
+                server.kill()
+                server.wait(60)
 
 
 @pytest.fixture(scope="package")

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.contract.conftest import Case
-from tests.unit.multiprocess import free_port
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.notebook, pytest.mark.timeout(300)]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scripts import is_alive, run, start, wait_until
+from tests.stopping import stop
 
 
 def test_more_descriptors_than_select_takes(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_what_a_failing_worker_started_ends_without_the_notebook(tmp_path: Path)
     try:
         wait_until(lambda: (tmp_path / "pids").exists())
         worker, child = map(int, (tmp_path / "pids").read_text().split())
-        os.kill(program.pid, signal.SIGSTOP)
+        stop(program.pid)
         (tmp_path / "go").touch()
         wait_until(lambda: not is_alive(worker))
     finally:

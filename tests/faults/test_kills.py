@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.scripts import SECONDS, SEED, TIMES, is_alive, run, start, wait_until
+from tests.stopping import stop
 
 KERNELS = f"""
 import ctypes, psutil, random
@@ -213,7 +214,7 @@ def test_the_cause_while_the_kernel_stood_still(tmp_path: Path) -> None:
     )
     wait_until(lambda: all((tmp_path / f"pid{rank}").exists() for rank in range(3)))
     wait_until(lambda: (tmp_path / "pid1").read_text() != "")
-    os.kill(kernel.pid, signal.SIGSTOP)
+    stop(kernel.pid)
     os.kill(int((tmp_path / "pid1").read_text()), signal.SIGKILL)
     wait_until(lambda: all((tmp_path / f"lost{rank}").exists() for rank in (0, 2)))
     lost = time.monotonic()

@@ -17,7 +17,8 @@ from pathlib import Path
 import psutil
 
 from tests.notebooks.kernel import Kernel, wait_until
-from tests.unit.multiprocess import reserve_port
+from tests.ports import reserve_port
+from tests.stopping import stop
 
 KEEPS = {"children": "connections, and what waits on the nodes, stay for the next launch"}
 NODES = ("n1", "n2")
@@ -135,7 +136,7 @@ class SlurmCluster:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         """Let the controller answer nobody meanwhile."""
-        self._daemons["ctld"].send_signal(signal.SIGSTOP)
+        stop(self._daemons["ctld"].pid)
         try:
             yield
         finally:

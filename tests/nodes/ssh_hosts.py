@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ import psutil
 
 from tests.nodes.network import Network, why_not
 from tests.notebooks.kernel import Kernel
+from tests.stopping import stop
 
 SSHD = "/usr/sbin/sshd"
 NFT = "/usr/sbin/nft"
@@ -183,7 +183,7 @@ def find_client(kernel: Kernel, host: str) -> psutil.Process:
 
 
 def _kill(server: subprocess.Popen[str]) -> None:
-    server.send_signal(signal.SIGSTOP)  # it takes no connection between its children's end and its own
+    stop(server.pid)  # it takes no connection between its children's end and its own
     for child in psutil.Process(server.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             child.kill()

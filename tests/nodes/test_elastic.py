@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.notebooks.kernel import Kernel
-from tests.unit.multiprocess import reserve_port
+from tests.ports import reserve_port
 
 pytestmark = [pytest.mark.notebook, pytest.mark.slow]
 

@@ -22,7 +22,7 @@ import pytest
 from notebook_accel.launch.engines.nodes import messages
 from notebook_accel.launch.engines.nodes.fixed import _COORDINATOR
 from notebook_accel.trust import proof
-from tests.unit.multiprocess import reserve_port
+from tests.ports import reserve_port
 
 HEAD = """
 import os, sys, time

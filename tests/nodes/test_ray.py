@@ -23,22 +23,20 @@ pytestmark = [
 
 PATIENCE = 240
 CLUSTER = """
-import os, socket, time
+import os, time
 import ray
 from ray.cluster_utils import Cluster
 from notebook_accel import PartialState, notebook_launcher, runs
 from notebook_accel.launch.engines.ray.engine import RayEngine
 from tests.patient_ray import be_patient
+from tests.ports import free_port
 
 be_patient()
-with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    client_port = probe.getsockname()[1]
 health = {"health_check_period_ms": 1000, "health_check_failure_threshold": 20}
 head = {
     "num_cpus": 2,
     "include_dashboard": False,
-    "ray_client_server_port": client_port,
+    "ray_client_server_port": free_port(),
     "_system_config": health,  # a dead node is missed after 20 s, and so is one that is slow
 }
 cluster = Cluster(initialize_head=True, head_node_args=head)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import jupyter_client.connect
 import jupyter_client.launcher
 import jupyter_core.utils
 import psutil
@@ -23,6 +24,7 @@ import pytest
 from jupyter_client import BlockingKernelClient, KernelManager
 
 from tests import elsewhere, forker
+from tests.ports import reserve_port
 
 ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -142,8 +144,11 @@ class Kernel:
         env |= {"PYTHONPATH": path, "IPYTHONDIR": str(folder / "ipython")}
         env |= {"NOTEBOOK_ACCEL_VIEW": "text", **environment}
         self.manager = KernelManager(kernel_name="python3", transport=transport)
+        self._reserved = contextlib.ExitStack()
         if transport == "ipc":
             self.manager.ip = str(folder / "k")
+        else:
+            self._reserve_ports()
         if prefix:
             assert self.manager.kernel_spec is not None
             # the manager fills in this interpreter where the first word is a Python
@@ -161,6 +166,12 @@ class Kernel:
         except BaseException:
             self.close()  # its threads would go on asking
             raise
+
+    def _reserve_ports(self) -> None:
+        """Choose the kernel's ports: those that Jupyter chooses may be somebody else's until the kernel listens."""
+        self.manager.cache_ports = False
+        for name in jupyter_client.connect.port_names:
+            setattr(self.manager, name, self._reserved.enter_context(reserve_port()))
 
     @contextlib.contextmanager
     def _starting(self) -> Iterator[None]:
@@ -243,6 +254,7 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
         self.manager.cleanup_resources()
         self.client.context.destroy(linger=0)
+        self._reserved.close()
 
 
 def _is_servant(process: psutil.Process) -> bool:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.ports import reserve_port
 from tests.unit import fake_device, fake_group
-from tests.unit.multiprocess import reserve_port, run_ranks
+from tests.unit.multiprocess import run_ranks
 
 if sys.platform == "win32":
     pytest.skip("fake devices are compiled for Linux and macOS", allow_module_level=True)

@@ -11,17 +11,17 @@ import multiprocessing.util
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from notebook_accel.launch.checks import compiler_preload
+from tests.ports import reserve_port
 
 PRELOADED = [
     "torch",
@@ -36,25 +36,6 @@ class RankFailed(AssertionError):
 
 class NoAnswer(RankFailed):
     """Ranks did not answer in time."""
-
-
-@contextlib.contextmanager
-def reserve_port() -> Iterator[int]:
-    """Yield a TCP port that the system gives to nobody else meanwhile; who knows it may listen there.
-
-    A socket that is bound but does not listen lets others bind its port by name, if they allow for sockets of before
-    (SO_REUSEADDR), as servers do.
-    """
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind(("127.0.0.1", 0))
-        yield int(held.getsockname()[1])
-
-
-def free_port() -> int:
-    """Return a TCP port where nobody listened a moment ago; who shall listen there needs `reserve_port`."""
-    with reserve_port() as port:
-        return port
 
 
 def run_ranks(

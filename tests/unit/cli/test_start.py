@@ -21,10 +21,10 @@ from notebook_accel.config.schema import LaunchConfig
 from notebook_accel.events import RaisedError
 from notebook_accel.launch.supervise.script_group import GRACE_SECONDS
 from tests import forker
+from tests.ports import reserve_port
 from tests.unit import launching
 from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, drop_gloo, run
-from tests.unit.multiprocess import reserve_port
 
 alone = launching.alone
 

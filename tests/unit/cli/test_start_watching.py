@@ -17,11 +17,11 @@ import pytest
 from notebook_accel import probes
 from notebook_accel.launch.supervise import hang_watch
 from notebook_accel.stream import inbox
+from tests.ports import reserve_port
 from tests.structure.source import ROOT
 from tests.unit import launching
 from tests.unit.clock import wait_until
 from tests.unit.launching import TWO, Launched, run
-from tests.unit.multiprocess import reserve_port
 
 alone = launching.alone
 

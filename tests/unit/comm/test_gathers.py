@@ -22,8 +22,9 @@ from notebook_accel.comm import local_sockets, ops
 from notebook_accel.comm.gathers import BEFORE_SOCKETS, Gathers
 from notebook_accel.comm.torch_dist import TorchComm
 from notebook_accel.state import AcceleratorState
+from tests.ports import reserve_port
 from tests.unit.clock import wait_until
-from tests.unit.multiprocess import reserve_port, run_ranks
+from tests.unit.multiprocess import run_ranks
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="such sockets are of Linux")
 

@@ -22,8 +22,9 @@ import torch.distributed as dist
 
 from notebook_accel.comm import local_sockets, ops, torch_dist
 from notebook_accel.comm.local_sockets import LocalSockets
+from tests.ports import reserve_port
 from tests.unit.clock import PATIENCE_S
-from tests.unit.multiprocess import reserve_port, run_ranks
+from tests.unit.multiprocess import run_ranks
 
 pytestmark = pytest.mark.skipif(not hasattr(socket, "SO_PEERCRED"), reason="such sockets are of Linux")
 

@@ -19,8 +19,8 @@ from notebook_accel import devices, probes
 from notebook_accel.diagnosis import checks, environment
 from notebook_accel.launch.checks import fork_obstacles
 from notebook_accel.launch.supervise import standby
+from tests.ports import reserve_port
 from tests.unit.command import config_of
-from tests.unit.multiprocess import reserve_port
 
 Usage = collections.namedtuple("Usage", "total used free")
 

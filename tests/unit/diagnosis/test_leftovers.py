@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from notebook_accel.diagnosis import checks, leftovers, repairs
 from notebook_accel.launch import shared_memory, socket_owners
+from tests.stopping import stop
 from tests.structure.source import ROOT
 from tests.unit.clock import wait_until
 
@@ -164,7 +164,7 @@ def test_what_a_killed_launch_leaves_is_found(temp: Path, tmp_path: Path) -> Non
     with subprocess.Popen(command, env=environment, start_new_session=True) as launcher:
         ready.read_text()  # until a worker has opened it
         assert leftovers.find() == []
-        launcher.send_signal(signal.SIGSTOP)  # it cannot tidy up while the others die
+        stop(launcher.pid)  # it cannot tidy up while the others die
         for process in psutil.Process(launcher.pid).children(
             recursive=True
         ):  # the fork server would, for some time

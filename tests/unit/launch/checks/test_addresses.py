@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_accel.launch.checks import addresses
-from tests.unit.multiprocess import reserve_port
+from tests.ports import reserve_port
 
 
 @pytest.fixture

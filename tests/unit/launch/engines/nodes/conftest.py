@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from notebook_accel.launch.engines.nodes import coordinator
-from tests.unit.multiprocess import reserve_port
+from tests.ports import reserve_port
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from torch.distributed import DistError, DistNetworkError, PrefixStore, TCPStore
 
 from notebook_accel.launch.engines.nodes import node_store, stores
 from notebook_accel.launch.engines.nodes.node_store import NodeStore
+from tests.stopping import stop
 from tests.unit.clock import PATIENCE_S
 
 HOST = """
@@ -52,7 +52,7 @@ def test_the_loss_of_a_store_is_a_line_and_nothing_is_printed(
     assert store.get("names/key") == b"value" and other.check(["key"])
     capfd.readouterr()
     with ThreadPoolExecutor(2) as pool:
-        host.send_signal(signal.SIGSTOP)
+        stop(host.pid)
         asking = [pool.submit(each.check, ["key"]) for each in (store, other)]
         host.kill()
         errors = [each.exception(PATIENCE_S) for each in asking]

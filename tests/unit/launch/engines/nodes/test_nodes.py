@@ -21,9 +21,9 @@ from notebook_accel.launch.engines.nodes.outcomes import RestartCause
 from notebook_accel.launch.job import Job, Rendezvous
 from notebook_accel.launch.supervise.control import StopAsked
 from notebook_accel.stream.record import RunRecord
+from tests.ports import free_port
 from tests.unit.clock import PATIENCE_S
 from tests.unit.jobs import make_job
-from tests.unit.multiprocess import free_port
 
 LAST_CALL = timedelta(minutes=1)
 LATE, RIGHT = _NodeDesc("late", 1, 0), _NodeDesc("right", 2, 0)

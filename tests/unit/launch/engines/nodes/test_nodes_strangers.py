@@ -37,9 +37,9 @@ from notebook_accel.launch.job import Job, Rendezvous
 from notebook_accel.trust import connecting, plain, proof
 from notebook_accel.trust.proof import Answer, Challenge, ProofError
 from notebook_accel.trust.secret import Trust
+from tests.ports import free_port
 from tests.unit.clock import PATIENCE_S, wait_until
 from tests.unit.jobs import make_job
-from tests.unit.multiprocess import free_port
 
 TOKEN = bytes(range(32))
 SECRET = "correct horse battery staple"
