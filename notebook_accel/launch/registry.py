@@ -19,7 +19,7 @@ from .job import Job
 from .run import MakeSink, Run
 
 _DESCRIPTORS_OF_EACH: Final = 7
-_DESCRIPTORS_OF_ALL: Final = 24
+_DESCRIPTORS_OF_ALL: Final = 52
 """How many descriptors the start of a run takes at most: for each worker, and for the store and what waits."""
 _KEPT: Final = 8  # runs that have ended
 _LAST_SECONDS: Final = 2.0

@@ -376,12 +376,12 @@ def test_the_socket_of_a_killed_fork_server_is_removed(tmp_path: Path, moment: s
         if MOMENT == "between launches":
             kill()
         else:
-            start_process = local_group.LocalWorkerGroup.start_process
+            prepare_process = local_group.LocalWorkerGroup.prepare_process
             def start_after_a_kill(self, rank, ends):
                 if rank == 1:
                     kill()
-                return start_process(self, rank, ends)
-            local_group.LocalWorkerGroup.start_process = start_after_a_kill
+                return prepare_process(self, rank, ends)
+            local_group.LocalWorkerGroup.prepare_process = start_after_a_kill
         try:
             after = launch()
         except na.errors.LaunchError:

@@ -13,11 +13,11 @@ from tests.notebooks.kernel import ROOT
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(sys.platform != "linux", reason="pretends from Linux")]
 LOOK = """
-from notebook_accel.launch.supervise import end_watch, local_group
+from notebook_accel.launch.supervise import end_watch, starting
 from notebook_accel.launch import signals
 import multiprocessing, os, sys
 lacks = [name for name in ("pidfd_open", "fork") if not hasattr(end_watch.os, name)]
-print(local_group.OUTPUT_BY_PIPES, signals.STACK_SIGNAL is None, lacks, multiprocessing.get_start_method())
+print(starting.OUTPUT_BY_PIPES, signals.STACK_SIGNAL is None, lacks, multiprocessing.get_start_method())
 assert sys.platform == "linux" and hasattr(os, "fork"), "libraries find what they know"
 """
 

@@ -69,6 +69,7 @@ def test_each_process_cleans_up_its_own_folders(kernel: Kernel, method: str) -> 
             weakref.finalize(of_the_function, print, "done with it")
             return of_the_function.name
         folders = notebook_launcher(leave_a_folder, num_processes=2, returns="all", start_method={method!r})
+        notebook_launcher(os.getpid, num_processes=2, start_method={method!r})  # it leaves nothing of its own
         exist = [os.path.exists(folder) for folder in [*folders, of_the_kernel.name]]
         of_the_kernel.cleanup()
         exist

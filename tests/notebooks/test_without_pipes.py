@@ -14,11 +14,9 @@ METHODS = ["fork", "spawn"]
 
 @pytest.fixture(autouse=True)
 def by_events(kernel: Kernel) -> Iterator[None]:
-    kernel.run(
-        "from notebook_accel.launch.supervise import local_group; local_group.OUTPUT_BY_PIPES = False"
-    ).ok()
+    kernel.run("from notebook_accel.launch.supervise import starting; starting.OUTPUT_BY_PIPES = False").ok()
     yield
-    kernel.run("local_group.OUTPUT_BY_PIPES = True").ok()
+    kernel.run("starting.OUTPUT_BY_PIPES = True").ok()
 
 
 @pytest.mark.parametrize("method", METHODS)

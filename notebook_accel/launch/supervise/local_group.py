@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -15,14 +15,14 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import psutil
 
-from ... import interrupts, runtime
+from ... import environ, interrupts, runtime
 from ...errors import LaunchError
 from ...events import Event, Notice, Order, Phase
-from ...stream.inbox import Channel, End, Inbox
+from ...stream.inbox import Inbox
 from ...stream.wire import GO, PipeEnd
 from .. import descriptors, signals
 from ..leftovers import Leftovers, kill_session
@@ -32,9 +32,10 @@ from ..worker.main import WorkerSpec, main
 from . import fork_server, hang_report, socket_folder
 from .end_watch import EndWatch, HasExitCode
 from .memory_kills import MemoryKills
+from .starting import Joint, Starting, WorkerEnds
 from .worker_group import Attempt, Member, WorkerGroup
 
-OUTPUT_BY_PIPES = sys.platform != "win32"  # there it comes as events: the ends of a pipe cannot be waited for
+_FORKS_AT_ONCE: Final = 8  # then what has started is written down; each has ends open until then
 _KILL_SECONDS: Final = 30.0  # the system takes a while to take down a large process
 _REDIRECTING: Final = threading.Lock()
 _ADVICE: Final = {
@@ -54,23 +55,6 @@ class WorkerProcess(HasExitCode, Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class WorkerEnds:
-    """A worker's ends of what joins it with the notebook.
-
-    Attributes:
-        events: the socket for events and orders.
-        stdout: the pipe for its output; None where that goes as events.
-        stderr: likewise for its errors.
-        lifeline: the pipe by which it hears that the notebook has ended.
-    """
-
-    events: socket.socket
-    stdout: PipeEnd | None
-    stderr: PipeEnd | None
-    lifeline: PipeEnd
-
-
 @dataclass(kw_only=True)
 class _LocalMember(Member):
     """A worker process.
@@ -88,37 +72,10 @@ class _LocalMember(Member):
     watched: int = -1
 
 
-class _Starting:
-    """The ends of a worker that is being started.
-
-    The worker keeps its own; processes that other threads fork meanwhile keep none.
-    """
-
-    def __init__(self) -> None:
-        self._thread = threading.get_ident()
-        self._ours: list[End] = []
-        self._theirs: list[End] = []
-        descriptors.keep_from_forks(self)
-
-    def add(self, ours: End, theirs: End) -> None:
-        self._ours.append(ours)
-        self._theirs.append(theirs)
-
-    def filenos(self) -> list[int]:
-        """Return the descriptors that no process keeps that this thread forks; and no other, in another thread."""
-        is_own = threading.get_ident() == self._thread
-        return [end.fileno() for end in (self._ours if is_own else [*self._ours, *self._theirs])]
-
-    def close_ours(self) -> None:
-        _close(self._ours)
-
-    def close_theirs(self) -> None:
-        _close(self._theirs)
-
-
-def _close(ends: list[End]) -> None:
-    while ends:
-        ends.pop().close()
+class _Prepared(NamedTuple):
+    rank: int
+    joint: Joint
+    begin: Callable[[], WorkerProcess]
 
 
 class LocalWorkerGroup(WorkerGroup[_LocalMember]):
@@ -178,8 +135,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             self.start_helpers()
             with interrupts.delay_interrupt():
                 try:
-                    for rank in self._environments:
-                        self._start_one(rank)
+                    self._start_all(list(self._environments))
                 except BaseException:
                     self.stop(0.0)
                     raise
@@ -206,64 +162,74 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             socket_folder.make_own()
             fork_server.start(self._job, self._control.check)
 
-    def _start_one(self, rank: int) -> None:
+    def _start_all(self, ranks: Sequence[int]) -> None:
+        if self._job.start_method == "fork":
+            for first in range(0, len(ranks), _FORKS_AT_ONCE):
+                self._start_some(ranks[first : first + _FORKS_AT_ONCE])
+        else:
+            for rank in ranks:
+                self._start_fresh(rank)
+
+    def _start_some(self, ranks: Sequence[int]) -> None:
+        """Start workers.
+
+        After a fork each page that this process writes is copied first. So all is prepared before the first fork, and
+        noted after the last one.
+        """
+        starting, prepared = Starting(), list[_Prepared]()
+        begun: list[WorkerProcess] = []
+        try:
+            for rank in ranks:
+                joint = starting.join(self._context)
+                prepared.append(_Prepared(rank, joint, self.prepare_process(rank, joint.theirs)))
+            with interrupts.block_interrupt_in_children():
+                for _, joint, begin in prepared:
+                    starting.begins = joint
+                    begun.append(begin())
+        finally:
+            for (rank, joint, _), process in zip(prepared, begun, strict=False):
+                self._note_start(rank, joint, process)
+            for _, joint, _ in prepared[len(begun) :]:
+                joint.close()
+            starting.end()
+
+    def _start_fresh(self, rank: int) -> None:
         """Start a worker; where its fork server was killed since it answered, by another one."""
         check = self._control.check
         with fork_server.explain_end(self._job, check):
             try:
-                self._start_worker(rank)
+                self._start_some([rank])
             except (EOFError, ConnectionError):
                 if self._job.start_method != "forkserver":
                     raise
                 fork_server.start_again(self._job, check)
-                self._start_worker(rank)
+                self._start_some([rank])
 
-    def _start_worker(self, rank: int) -> None:
-        starting = _Starting()
-        ours: dict[Channel, End] = {}
-        theirs: dict[Channel, PipeEnd] = {}
-        try:
-            ours["events"], their_events = socket.socketpair()
-            starting.add(ours["events"], their_events)
-            if OUTPUT_BY_PIPES:
-                for channel in ("stdout", "stderr"):
-                    ours[channel], theirs[channel] = self._context.Pipe(duplex=False)
-                    starting.add(ours[channel], theirs[channel])
-            their_lifeline, lifeline = self._context.Pipe(duplex=False)
-            starting.add(lifeline, their_lifeline)
-            their_ends = WorkerEnds(
-                events=their_events,
-                stdout=theirs.get("stdout"),
-                stderr=theirs.get("stderr"),
-                lifeline=their_lifeline,
-            )
-            with interrupts.block_interrupt_in_children():
-                process = self.start_process(rank, their_ends)
-        except BaseException:
-            starting.close_ours()
-            raise
-        finally:
-            starting.close_theirs()
-        self._inbox.add(rank, ours)
+    def _note_start(self, rank: int, joint: Joint, process: WorkerProcess) -> None:
+        self._inbox.add(rank, joint.channels)
         server = runtime.fork_server() if self._job.start_method == "forkserver" else None
         member = _LocalMember(
-            rank=rank, pid=process.pid or 0, process=process, lifeline=lifeline, end=EndWatch(process, server)
+            rank=rank,
+            pid=process.pid or 0,
+            process=process,
+            lifeline=joint.lifeline,
+            end=EndWatch(process, server),
         )
         self._watch(member, member.end.fd)  # on Windows there is none, and the end of its socket tells
         self._members.append(member)
-        descriptors.forget(starting)
 
-    def start_process(self, rank: int, ends: WorkerEnds) -> WorkerProcess:
-        """Start the process of a worker.
+    def prepare_process(self, rank: int, ends: WorkerEnds) -> Callable[[], WorkerProcess]:
+        """Return what starts the process of a worker, and returns it.
 
         Args:
             rank: the worker's.
             ends: what joins it with the notebook; closed here afterwards.
         """
         forked = self._job.start_method == "fork"
+        wanted = self._environments[rank]
         spec = WorkerSpec(
             rank=rank,
-            environment=self._environments[rank],
+            environment=environ.find_changes(wanted) if forked else wanted,
             stdout=ends.stdout,
             stderr=ends.stderr,
             events=ends.events,
@@ -284,19 +250,14 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         sealed = early.Sealed(main, spec)
         # a spawned one has it from the start, see _hear_errors
         stderr = ends.stderr if self._job.start_method == "forkserver" else None
-        process: WorkerProcess = self._context.Process(  # type: ignore[attr-defined]
+        process = self._context.Process(  # type: ignore[attr-defined]
             target=main if forked else early.run,
             args=(spec,) if forked else (stderr, sealed),
             name=f"{early.NAME} {rank}",
         )
         self._sockets.assign(process)
-        with (
-            contextlib.closing(sealed),
-            _without_main_module(forked),
-            _hear_errors(self._job.start_method, ends.stderr),
-        ):
-            process.start()  # type: ignore[attr-defined]
-        return process
+        heard = ends.stderr if self._job.start_method == "spawn" else None
+        return functools.partial(_begin, process, sealed, heard, forked=forked)
 
     def _sends_value(self, rank: int) -> bool:
         """Return whether the launch returns this rank's value; nodes that come and go each return their first one's."""
@@ -429,18 +390,32 @@ def choose_child_start_method() -> str | None:
     return chosen or ("fork" if sys.platform == "linux" else None)
 
 
+def _begin(process: Any, sealed: early.Sealed, stderr: PipeEnd | None, *, forked: bool) -> WorkerProcess:
+    """Start a process of multiprocessing, and return it.
+
+    Args:
+        process: it.
+        sealed: what a fresh one does.
+        stderr: as for `_hear_errors`.
+        forked: whether it is a fork.
+    """
+    with contextlib.closing(sealed), _without_main_module(forked), _hear_errors(stderr):
+        process.start()
+    started: WorkerProcess = process
+    return started
+
+
 @contextlib.contextmanager
-def _hear_errors(start_method: str, stderr: PipeEnd | None) -> Iterator[None]:
+def _hear_errors(stderr: PipeEnd | None) -> Iterator[None]:
     """Hear what a worker writes before it can send its errors here itself.
 
     A spawned process inherits this process's errors, which go into its pipe for the moment of its start. The workers of
     a fork server do this themselves.
 
     Args:
-        start_method: how the worker starts.
-        stderr: the end of its pipe for errors; None where they come as events.
+        stderr: the end of the pipe for the errors of a spawned one; None for others, and where they come as events.
     """
-    if start_method != "spawn" or stderr is None:
+    if stderr is None:
         yield
         return
     with _REDIRECTING:  # another thread may start workers too

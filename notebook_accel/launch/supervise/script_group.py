@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import signal
@@ -16,7 +17,8 @@ from .. import signals
 from ..job import Job
 from ..script import Script
 from ..worker import script as worker
-from .local_group import LocalWorkerGroup, WorkerEnds
+from .local_group import LocalWorkerGroup
+from .starting import WorkerEnds
 from .worker_group import Member
 
 GRACE_SECONDS: Final = 30.0
@@ -109,11 +111,12 @@ class ScriptWorkerGroup(LocalWorkerGroup):
     def start_helpers(self) -> None:
         """Start nothing: interpreters are no processes of multiprocessing."""
 
-    def start_process(self, rank: int, ends: WorkerEnds) -> ScriptProcess:
-        """Start the interpreter of a rank."""
+    def prepare_process(self, rank: int, ends: WorkerEnds) -> Callable[[], ScriptProcess]:
+        """Return what starts the interpreter of a rank."""
         assert isinstance(self._job.function, Script), "choose says so"
         assert ends.stdout is not None and ends.stderr is not None, "Windows runs scripts in other workers"
-        return ScriptProcess(
+        return functools.partial(
+            ScriptProcess,
             self._job.function,
             rank=rank,
             environment=self._environments[rank],

@@ -49,7 +49,7 @@ class WorkerSpec:
 
     Attributes:
         rank: global rank.
-        environment: all environment variables of the process.
+        environment: all environment variables of the process; of a fork the `environ.Changes` from the notebook's.
         stdout: the pipe that its output goes to; None sends output as events.
         stderr: likewise for its errors.
         events: the socket for events to the notebook and orders from it. The first word on it says to begin.
@@ -72,7 +72,7 @@ class WorkerSpec:
     """
 
     rank: int
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] | environ.Changes
     stdout: PipeEnd | None
     stderr: PipeEnd | None
     events: socket.socket
@@ -136,7 +136,10 @@ def _become_worker(spec: WorkerSpec) -> None:
     faulthandler.enable(2)
     if sys.platform != "win32" and STACK_SIGNAL is not None:
         faulthandler.register(STACK_SIGNAL, 2, all_threads=False)
-    environ.restore(spec.environment)
+    if isinstance(spec.environment, environ.Changes):
+        spec.environment.make()
+    else:
+        environ.restore(spec.environment)
     if not spec.forked and spec.directory is not None:
         os.chdir(spec.directory)
     if spec.child_start_method is not None:
@@ -286,12 +289,26 @@ def _forget_finalizers() -> None:
     In a fork they are the kernel's, and would remove its temporary directories, for example. In a fresh process they
     are torch's: they take its operators apart one by one, longer than everything else at the end.
     """
-    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
-        finalizer.atexit = False
-    if getattr(weakref.finalize, "_registered_with_atexit", False):
-        run = weakref.finalize._exitfunc  # type: ignore[attr-defined]
-        atexit.unregister(run)
-        atexit.register(run)
+    if getattr(weakref.finalize, "_registered_with_atexit", False):  # else there is none
+        atexit.unregister(weakref.finalize._exitfunc)  # type: ignore[attr-defined]
+        atexit.register(_finalize, next(weakref.finalize._index_iter))  # type: ignore[attr-defined]
+
+
+def _finalize(first: int) -> None:
+    """Run the finalizers of this process's own.
+
+    Args:
+        first: the number from which on they are its own. Until this exit none of the others is touched: there may be
+            thousands, and the system copies a page of a fork that is written to.
+    """
+    registry: dict[object, Any] = weakref.finalize._registry  # type: ignore[attr-defined]
+    newest = next(reversed(registry.values()), None)
+    if newest is None or newest.index < first:
+        return
+    for info in list(registry.values()):
+        if info.index < first:
+            info.atexit = False
+    weakref.finalize._exitfunc()  # type: ignore[attr-defined]
 
 
 def _list_terminal_signals() -> list[signal.Signals]:
