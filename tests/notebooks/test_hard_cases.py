@@ -426,3 +426,32 @@ def test_workers_keep_no_port_of_the_kernels(kernel: Kernel) -> None:
         """
     ).ok()
     assert cell.value == "([(0, True), (0, True)], (5, True))", "what is the user's own stays"
+
+
+@pytest.mark.not_on("win32", "it has no fork")
+@pytest.mark.once
+def test_pools_and_loaders_of_cells_where_forks_are_not_the_default(fresh_kernel: Kernel) -> None:
+    """As in Python 3.14, also after something has asked for the method."""
+    cell = fresh_kernel.run(
+        """
+        import multiprocessing, multiprocessing.context
+        from concurrent.futures import ProcessPoolExecutor
+        from torch.utils.data import DataLoader, Dataset
+        found = multiprocessing.context._default_context
+        found._default_context = multiprocessing.get_context("forkserver")
+        multiprocessing.get_all_start_methods = lambda: ["forkserver", "fork", "spawn"]
+        class Squares(Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, index): return index * index
+        def square(number): return number * number
+        def use():
+            with multiprocessing.Pool(2) as pool, ProcessPoolExecutor(2) as executor:
+                squares = pool.map(square, [2, 3]), list(executor.map(square, [4]))
+            return squares, sum(batch.item() for batch in DataLoader(Squares(), num_workers=2))
+        values = [notebook_launcher(use, num_processes=count) for count in (1, 2)]
+        print(multiprocessing.get_start_method())
+        str(values + [notebook_launcher(use, num_processes=count) for count in (1, 2)])
+        """,
+        timeout=120,
+    ).ok()
+    assert cell.value == repr(str([(([4, 9], [16]), 14)] * 4)) and cell.lines == ["forkserver"]

@@ -132,6 +132,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "hooks": (("*",), ("align", "cpu"), ("attach",)),
     "launch": (
         (
+            "children",
             "descriptors",
             "durations",
             "job",

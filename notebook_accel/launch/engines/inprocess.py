@@ -12,6 +12,7 @@ from ...events import Metric
 from ...stream.record import RunRecord
 from ...takeover import finder
 from ..checks import xla_runtime
+from ..children import start_as_in_workers
 from ..job import Job
 from ..supervise import socket_folder
 from ..supervise.control import Control
@@ -51,6 +52,7 @@ class InProcessEngine(Engine):
             with (
                 socket_folder.keep_tidy(),
                 environ.patch_environment(**job.environment),
+                start_as_in_workers(),
                 interrupts.allow_interrupt(),
             ):
                 if job.tpu_mode == "spmd":

@@ -24,7 +24,7 @@ from ...errors import LaunchError
 from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Inbox
 from ...stream.wire import GO, PipeEnd
-from .. import descriptors, signals
+from .. import children, descriptors, signals
 from ..leftovers import Leftovers, kill_session
 from ..transfer.parent_state import ParentState
 from ..worker import early, environment
@@ -241,7 +241,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             forked=forked,
             with_ipython="IPython" in sys.modules,
             threads=self._threads,
-            child_start_method=choose_child_start_method(),
+            child_start_method=children.choose_start_method(),
             in_background=self._job.background,
             directory=self._parent_state.directory,
             random_states=self._parent_state.random_states,
@@ -375,19 +375,6 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
                 multiprocessing.process._children.discard(member.process)  # type: ignore[attr-defined]
         self._members.clear()
         self._sockets.remove()
-
-
-def choose_child_start_method() -> str | None:
-    """Return how workers start processes of their own: as the user chose here, else by a fork on Linux.
-
-    A fresh process has another default than this one. With that, a data loader could not send a dataset that is
-    defined in a cell: it has no importable module.
-
-    Returns:
-        A start method of `multiprocessing`; None leaves the worker's default.
-    """
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    return chosen or ("fork" if sys.platform == "linux" else None)
 
 
 def _begin(process: Any, sealed: early.Sealed, stderr: PipeEnd | None, *, forked: bool) -> WorkerProcess:

@@ -30,7 +30,7 @@ from ...stream import capture, displays
 from ...stream.emit import Emitter
 from ...stream.wire import GO, PipeEnd
 from ...takeover import finder
-from .. import descriptors
+from .. import children, descriptors
 from ..signals import STACK_SIGNAL
 from ..transfer import cell_sources, failures
 from ..transfer.random_states import RandomStates
@@ -143,7 +143,7 @@ def _become_worker(spec: WorkerSpec) -> None:
     if not spec.forked and spec.directory is not None:
         os.chdir(spec.directory)
     if spec.child_start_method is not None:
-        multiprocessing.set_start_method(spec.child_start_method, force=True)
+        children.set_default(spec.child_start_method)
     spawned_children.hand_down()
     capture.unused_stdin()
 

@@ -13,8 +13,8 @@ from ....config.launch_options import StartMethod
 from ....devices import DeviceKind
 from ....errors import LaunchError
 from ....takeover import finder
+from ... import children
 from ...job import Job
-from ...supervise.local_group import choose_child_start_method
 from ...supervise.worker_group import Attempt
 from ...transfer.parent_state import ParentState, find_directory, list_path
 from ...transfer.unpicklable import pack_job
@@ -120,7 +120,7 @@ class RayEngine(GroupEngine[Plan]):
         notes = Notes(
             random_states=state.random_states,
             sources=state.sources,
-            child_start_method=choose_child_start_method(),
+            child_start_method=children.choose_start_method(),
             in_background=job.background,
         )
         resources = self._choose_resources(job.environment, cluster.list_nodes())

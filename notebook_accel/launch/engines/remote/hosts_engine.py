@@ -14,8 +14,8 @@ from .... import environ
 from ....config.launch_options import StartMethod
 from ....events import Buffer
 from ....takeover import finder
+from ... import children
 from ...job import Job
-from ...supervise.local_group import choose_child_start_method
 from ...supervise.worker_group import Attempt
 from ...transfer.parent_state import ParentState, find_directory, list_path
 from ...transfer.pickled import Pickled
@@ -53,7 +53,7 @@ class Origin:
         notes = Notes(
             random_states=state.random_states,
             sources=state.sources,
-            child_start_method=choose_child_start_method(),
+            child_start_method=children.choose_start_method(),
             in_background=job.background,
             serve=job.serve,
         )
