@@ -106,5 +106,6 @@ def import_for_launch() -> None:
     """Import what a launch on this machine needs, and the view that shows runs here."""
     for name in _NEEDED:
         importlib.import_module(name, __package__)
-    if importlib.import_module(".widgets.run", __package__).resolve_view("auto") == "widget":
-        importlib.import_module(".widgets.run.view", __package__)
+    views = importlib.import_module(".widgets.run", __package__)
+    if views.resolve_view("auto") == "widget":
+        views.import_widgets()  # a launch tells why that fails

@@ -15,7 +15,7 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.notebooks.conftest import IMPORTS
-from tests.notebooks.kernel import ROOT, Cell, Kernel, wait_until
+from tests.notebooks.kernel import ROOT, Cell, Kernel, prepare_kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 
@@ -357,3 +357,25 @@ def test_a_saved_notebook_keeps_the_page(tmp_path: Path) -> None:
 
 async def _execute(client: NotebookClient, environment: dict[str, str]) -> None:
     await client.async_execute(env=environment)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise OSError('no such\\n library')", "OSError: no such library"),
+        ("", "ImportError: cannot import name 'VBox' from 'ipywidgets' (/"),
+    ],
+    ids=["broken", "another module of that name"],
+)
+def test_widgets_that_cannot_be_imported(tmp_path: Path, source: str, why: str) -> None:
+    (tmp_path / "ipywidgets.py").write_text(source)
+    kernel = Kernel(tmp_path, NOTEBOOK_ACCEL_VIEW="auto", is_copy=True)
+    with prepare_kernel(kernel, "from notebook_accel import notebook_launcher", timeout=120):
+        for count in (1, 2):
+            launch = f"notebook_launcher(lambda: print('told'), num_processes={count}"
+            cell = kernel.run(launch + ")").ok()
+            assert "told" in cell.stdout and "runs are shown as text" in cell.stderr
+            assert f"ipywidgets cannot be imported ({why}" in cell.stderr
+            asked = kernel.run(launch + ", view='widget')")
+            assert asked.error is not None and asked.error[0] == "LaunchError" and "told" not in asked.stdout
+            assert asked.error[1].startswith(f"view='widget': ipywidgets cannot be imported here ({why}")

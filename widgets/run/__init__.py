@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import warnings
+from typing import TYPE_CHECKING, Final
 
 from notebook_accel import environ, probes
+from notebook_accel.errors import LaunchError
 from notebook_accel.launch.run import Run
 from notebook_accel.stream.sinks import Sink
 
 if TYPE_CHECKING:
     from notebook_accel.config.launch_options import View
+
+_VARIABLE: Final = "NOTEBOOK_ACCEL_VIEW"
 
 
 def make_sink(run: Run) -> Sink:
@@ -17,6 +21,9 @@ def make_sink(run: Run) -> Sink:
 
     Args:
         run: the run; it has no events yet.
+
+    Raises:
+        LaunchError: widgets were asked for by name, and cannot be imported.
     """
     from .text import ErrorsOnly, PrintedRun, TextDisplay
 
@@ -26,10 +33,32 @@ def make_sink(run: Run) -> Sink:
     if probes.find_kernel_shell() is None:
         return PrintedRun(run)
     if view == "widget":
-        from .view import RunView
+        problem = import_widgets()
+        if not problem:
+            from .view import RunView
 
-        return RunView(run, at_once=run.job.distributed)
+            return RunView(run, at_once=run.job.distributed)
+        asked = "view='widget'" if run.job.view == "widget" else "NOTEBOOK_ACCEL_VIEW=widget"
+        if "widget" in (run.job.view, environ.get(_VARIABLE, "")):
+            raise LaunchError(f"{asked}: ipywidgets cannot be imported here ({problem})")
+        warnings.warn(f"ipywidgets cannot be imported ({problem}): runs are shown as text", stacklevel=2)
     return TextDisplay(run) if run.job.background else PrintedRun(run)
+
+
+def import_widgets() -> str:
+    """Import what shows runs as widgets.
+
+    Returns:
+        Why that fails: ipywidgets is broken, or a module beside the notebook has its name. Empty where it does not.
+    """
+    try:
+        from ipywidgets import VBox  # noqa: F401 - another module of that name has none
+
+        from . import view  # noqa: F401
+    except Exception as error:  # a broken installation raises anything
+        said = " ".join(str(error).split())
+        return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return ""
 
 
 def resolve_view(view: View) -> View:
@@ -44,7 +73,7 @@ def resolve_view(view: View) -> View:
     """
     if view != "auto":
         return view
-    asked = environ.get("NOTEBOOK_ACCEL_VIEW", "auto")
+    asked = environ.get(_VARIABLE, "auto")
     if asked in ("widget", "text", "none"):
         return asked  # type: ignore[return-value]
     return "widget" if probes.is_available("ipywidgets") else "text"
