@@ -182,6 +182,10 @@ _HOMES: Final = {
 
 def _import_all() -> None:
     """Import what the public names need, all at once: a worker that is a fork then has it."""
+    torch = importlib.import_module("torch")
+    if not hasattr(torch, "distributed"):
+        place = getattr(torch, "__file__", None) or "a folder of that name"
+        raise ImportError(f"the module torch, {place}, is not PyTorch: rename it, and restart the kernel")
     with collector.pause():
         for home in dict.fromkeys(_HOMES.values()):
             if home != "config.schema":  # workers need none of it

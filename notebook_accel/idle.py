@@ -58,7 +58,7 @@ class _ImportAhead:
 
     def __call__(self, result: object = None) -> None:
         self.wait()
-        if "torch" in sys.modules and os.getpid() == self._owner:
+        if probes.has_torch() and os.getpid() == self._owner:
             with contextlib.suppress(RuntimeError):  # no loop runs in this thread
                 self._schedule(self._idle_seconds)
 

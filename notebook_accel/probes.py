@@ -32,6 +32,11 @@ def is_available(name: str) -> bool:
         return True
 
 
+def has_torch() -> bool:
+    """Return whether torch is imported, to its end; a module of that name beside the notebook is not torch."""
+    return hasattr(sys.modules.get("torch"), "distributed")
+
+
 @cache
 def has_module(name: str) -> bool:
     """Return True if a module inside a package can be imported. The packages around it are imported, it is not.

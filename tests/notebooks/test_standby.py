@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.notebooks.kernel import SLEEP, Kernel
+from tests.notebooks.kernel import SLEEP, Kernel, prepare_kernel
 
 pytestmark = [pytest.mark.notebook, pytest.mark.not_on("darwin", "win32", "no copy of a kernel stands by")]
 
@@ -450,3 +450,17 @@ def test_the_workers_folder_goes_with_a_kernel_that_is_killed(
     assert all((folder / "owner").exists() for folder in folders)
     kernel.kill()
     wait_for(lambda: not any(folder.exists() for folder in folders))
+
+
+def test_another_module_of_the_name_of_torch_is_told_once_it_is_needed(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    kernel = Kernel(tmp_path)
+    with prepare_kernel(kernel, "import torch, notebook_accel", timeout=120):
+        cell = kernel.run("print('told')").ok()
+        assert cell.stdout == "told\n" and cell.stderr == ""
+        asked = kernel.run("from notebook_accel import notebook_launcher")
+        assert asked.error == (
+            "ImportError",
+            f"the module torch, {tmp_path / 'torch.py'}, is not PyTorch: rename it, and restart the kernel",
+        )
+        assert kernel.run("print('told')").ok().stderr == ""

@@ -163,7 +163,7 @@ class _CellWatcher:
             self._look()
 
     def _look(self) -> None:
-        if "torch" not in sys.modules or threading.current_thread() is not threading.main_thread():
+        if not probes.has_torch() or threading.current_thread() is not threading.main_thread():
             return
         before = find()
         is_over = runtime.fork_server() is not None or _has_server() or self._num_lost == _MOST_LOST
