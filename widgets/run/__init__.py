@@ -52,9 +52,12 @@ def import_widgets() -> str:
         Why that fails: ipywidgets is broken, or a module beside the notebook has its name. Empty where it does not.
     """
     try:
-        from ipywidgets import VBox  # noqa: F401 - another module of that name has none
+        import ipywidgets
 
         from . import view  # noqa: F401
+
+        if not hasattr(ipywidgets, "VBox"):
+            return f"{ipywidgets.__file__} is another module of that name"
     except Exception as error:  # a broken installation raises anything
         said = " ".join(str(error).split())
         return f"{type(error).__name__}: {said}" if said else type(error).__name__
