@@ -189,9 +189,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         finally:
             for (rank, joint, _), process in zip(prepared, begun, strict=False):
                 self._note_start(rank, joint, process)
-            for _, joint, _ in prepared[len(begun) :]:
-                joint.close()
-            starting.end()
+            starting.end([joint for _, joint, _ in prepared[: len(begun)]])
 
     def _start_fresh(self, rank: int) -> None:
         """Start a worker; where its fork server was killed since it answered, by another one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 from multiprocessing.context import BaseContext
 from typing import Any, Final, Literal, TypeAlias
@@ -85,16 +86,17 @@ class Joint:
 
     def close_theirs(self) -> None:
         """Close the worker's ends: it has its own copies, or none."""
-        for end in self._theirs.values():
-            end.close()
-        self._theirs.clear()
+        _close(self._theirs)
 
     def close(self) -> None:
         """Close all: there is no worker."""
         self.close_theirs()
-        for end in self._ours.values():
-            end.close()
-        self._ours.clear()
+        _close(self._ours)
+
+
+def _close(ends: dict[_Way, Any]) -> None:
+    while ends:  # none is in the list once it is closed: another thread may fork in between
+        ends.popitem()[1].close()
 
 
 class Starting:
@@ -135,8 +137,15 @@ class Starting:
         own = self.begins if threading.get_ident() == self._thread else None
         return [fd for joint in self._joints for fd in joint.filenos(with_theirs=joint is not own)]
 
-    def end(self) -> None:
-        """Close the ends of the workers, which have begun or will not."""
+    def end(self, begun: Collection[Joint]) -> None:
+        """Close the ends of the workers, and all of those that have not begun.
+
+        Args:
+            begun: what joins the others with this process.
+        """
         for joint in self._joints:
-            joint.close_theirs()
+            if joint in begun:
+                joint.close_theirs()
+            else:
+                joint.close()
         descriptors.forget(self)

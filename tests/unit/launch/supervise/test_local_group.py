@@ -114,7 +114,7 @@ def test_a_worker_that_is_killed_as_it_is_forked_is_not_taken_for_its_server(
 
 def test_this_process_keeps_its_own_errors(capfd: pytest.CaptureFixture[str]) -> None:
     reading, writing = multiprocessing.Pipe(duplex=False)
-    with local_group._hear_errors("spawn", writing):
+    with local_group._hear_errors(writing):
         os.write(2, b"the worker's\n")
     os.write(2, b"ours\n")
     writing.close()
