@@ -343,7 +343,7 @@ def test_chosen_devices_of_other_makers_are_counted_by_their_own_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     npu = dataclasses.replace(devices.kind_of("npu"), counter=lambda: 1)
-    monkeypatch.setattr(devices, "best", lambda use_cpu=None, has_tpu=None: npu)
+    monkeypatch.setattr(devices, "best", lambda *_, **__: npu)
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     (doubt,) = plan_of("--gpu_ids", "5").doubts
