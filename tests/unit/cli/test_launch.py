@@ -352,6 +352,16 @@ def test_chosen_devices_of_other_makers_are_counted_by_their_own_variable(
     assert plan_of("--gpu_ids", "5").doubts == ()
 
 
+def test_a_device_that_was_asked_for_and_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = dataclasses.replace(devices.CUDA, counter=lambda: 0)
+    monkeypatch.setattr(devices, "KINDS", (absent, devices.CPU))
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:3")
+    (doubt,) = plan_of("--num_processes", "1").doubts
+    assert "ACCELERATE_TORCH_DEVICE='cuda:3': this machine has no CUDA GPU" in str(doubt)
+    assert plan_of("--cpu").doubts == ()
+
+
 def test_a_variable_without_a_legal_value_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
