@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from . import collector, environ
+from . import collector, environ, requirements
 
 if TYPE_CHECKING:
     from .accelerator import Accelerator
@@ -182,11 +182,11 @@ _HOMES: Final = {
 
 def _import_all() -> None:
     """Import what the public names need, all at once: a worker that is a fork then has it."""
-    torch = importlib.import_module("torch")
-    if not hasattr(torch, "distributed"):
-        place = getattr(torch, "__file__", None) or "a folder of that name"
-        raise ImportError(f"the module torch, {place}, is not PyTorch: rename it, and restart the kernel")
-    with collector.pause():
+    with collector.pause(), requirements.explain_missing():
+        torch = importlib.import_module("torch")
+        if not hasattr(torch, "distributed"):
+            place = getattr(torch, "__file__", None) or "a folder of that name"
+            raise ImportError(f"the module torch, {place}, is not PyTorch: rename it, and restart the kernel")
         for home in dict.fromkeys(_HOMES.values()):
             if home != "config.schema":  # workers need none of it
                 importlib.import_module(f".{home}", __name__)
@@ -197,7 +197,8 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         if name not in ("LaunchConfig", "take_over_accelerate"):  # these need no torch
             _import_all()
-        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        with requirements.explain_missing():
+            return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
     if not name.startswith("_") and importlib.util.find_spec(f".{name}", __name__) is not None:
         return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -208,8 +209,13 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Give a notebook the magics, by `%load_ext notebook_accel`."""
-    from .widgets.magics import register
+    """Give a notebook the magics, by `%load_ext notebook_accel`.
+
+    Raises:
+        ImportError: required libraries are missing; the message has the command that installs them.
+    """
+    with requirements.explain_missing():
+        from .widgets.magics import register
 
     register(shell)
 
@@ -218,8 +224,9 @@ if "torch" in sys.modules:
     importlib.import_module(".launch.checks.cuda_use", __name__).record()
 
 if "IPython" in sys.modules:
-    importlib.import_module(".launch.supervise.standby", __name__).watch_cells()
-    importlib.import_module(".idle", __name__).watch_cells()
+    with requirements.explain_missing():
+        importlib.import_module(".launch.supervise.standby", __name__).watch_cells()
+        importlib.import_module(".idle", __name__).watch_cells()
 
 if environ.flag("NOTEBOOK_ACCEL_AS_ACCELERATE"):
     importlib.import_module(".takeover.finder", __name__).install()

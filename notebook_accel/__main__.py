@@ -5,13 +5,29 @@ from typing import Any
 
 
 def main() -> Any:
-    """Run the command; an interrupt while it is still being imported ends it as later ones do."""
+    """Run the command; an interrupt while it is still being imported ends it as later ones do.
+
+    Where required libraries are missing, it ends with code 1 and a sentence that names all of them, or installs them if
+    that was asked for.
+    """
+    try:
+        return _run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _run() -> Any:
     try:
         from .cli import main as command
 
         return command.main()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except ModuleNotFoundError as error:
+        from . import requirements
+        from .cli import missing
+
+        if not requirements.is_of_missing(error):
+            raise
+    return missing.handle(sys.argv[1:])
 
 
 if __name__ == "__main__":

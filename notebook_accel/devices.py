@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -209,15 +209,18 @@ def kind_of(name: str) -> DeviceKind:
     )
 
 
-def find_requested() -> torch.device | None:
+def find_requested(environment: Mapping[str, str] | None = None) -> torch.device | None:
     """Return the device that ACCELERATE_TORCH_DEVICE names, None where it is not set.
+
+    Args:
+        environment: variables that override those of this process.
 
     Raises:
         ValueError: torch does not know the device.
     """
     import torch
 
-    text = environ.get("ACCELERATE_TORCH_DEVICE")
+    text = {**environ.snapshot(), **(environment or {})}.get("ACCELERATE_TORCH_DEVICE")
     if not text:
         return None
     try:
@@ -228,7 +231,38 @@ def find_requested() -> torch.device | None:
         ) from None
 
 
-def best(use_cpu: bool | None = None, has_tpu: bool | None = None) -> DeviceKind:
+def find_absence(kind: DeviceKind, environment: Mapping[str, str] | None = None) -> str:
+    """Return why processes of this machine cannot have the device that ACCELERATE_TORCH_DEVICE names.
+
+    Args:
+        kind: of the device that they compute on.
+        environment: variables that override those of this process.
+
+    Returns:
+        A sentence; empty if the device is here, or if the variable names none of this kind. XLA devices are not
+        counted here: torch_xla also computes on the CPU.
+
+    Raises:
+        ValueError: torch does not know the device.
+    """
+    wanted = find_requested(environment)
+    if wanted is None or wanted.type != kind.name or kind is CPU or kind is XLA:
+        return ""
+    present = kind.counter()
+    if (wanted.index or 0) < present:
+        return ""
+    has = f"{describe_count(present, kind)}, counted from 0" if present else f"no {kind.label}"
+    return (
+        f"ACCELERATE_TORCH_DEVICE={str(wanted)!r}: this machine has {has}; unset it, or name a device that is here, "
+        "such as 'cpu'"
+    )
+
+
+def best(
+    use_cpu: bool | None = None,
+    has_tpu: bool | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> DeviceKind:
     """Return the kind that this process uses: the environment's choice, else the first of `KINDS` with a device.
 
     An accelerator that torch has and `KINDS` has not comes before the CPU.
@@ -236,12 +270,23 @@ def best(use_cpu: bool | None = None, has_tpu: bool | None = None) -> DeviceKind
     Args:
         use_cpu: use the CPU; by default ACCELERATE_USE_CPU, which overrides ACCELERATE_TORCH_DEVICE.
         has_tpu: whether this machine has a TPU; by default it is looked for.
+        environment: variables that override those of this process, for ACCELERATE_TORCH_DEVICE.
+
+    Raises:
+        ValueError: ACCELERATE_TORCH_DEVICE names a device of no known kind.
     """
     if environ.flag("ACCELERATE_USE_CPU") if use_cpu is None else use_cpu:
         return CPU
-    wanted = find_requested()
-    if wanted is not None:
-        return kind_of(wanted.type)
+    wanted = find_requested(environment)
+    return kind_of(wanted.type) if wanted is not None else find_first(has_tpu)
+
+
+def find_first(has_tpu: bool | None = None) -> DeviceKind:
+    """Return the first kind of `KINDS` of which this machine has a device, whatever the environment asks for.
+
+    Args:
+        has_tpu: whether this machine has a TPU; by default it is looked for.
+    """
     kinds = [kind for kind in KINDS if kind is not XLA] if has_tpu is False else KINDS
     found = next(kind for kind in kinds if kind.counter() > 0)
     unlisted = _find_unlisted() if found is CPU else None
@@ -315,7 +360,7 @@ def device_for(kind: DeviceKind, local_rank: int) -> torch.device:
         return torch.device(kind.name)
     available = kind.counter()
     if available == 0:
-        raise ValueError(f"no {kind.label} was found on this machine")
+        raise ValueError(find_absence(kind) or f"no {kind.label} was found on this machine")
     return torch.device(kind.name, local_rank % available)
 
 

@@ -13,6 +13,8 @@ Mode = Literal["process", "spmd"]
 
 MODES: Final[tuple[Mode, ...]] = ("process", "spmd")
 """`process`: each XLA device has a process. `spmd`: one process uses all devices."""
+RELEASES: Final = ("2.8", "2.9")
+"""Releases of torch_xla that this package works with, as far as known; each is built for the torch of its number."""
 _ROOT: Final = Path("/")
 _GOOGLE: Final = "0x1ae0"
 _TWO_CORES: Final = "0x0027"  # TPU v2 and v3: each chip is two devices
@@ -69,6 +71,21 @@ def num_processes(environment: Mapping[str, str] | None = None) -> int:
     if len(visible_chips()) == 1:
         return min(number, 1)
     return min(number, _product("TPU_PROCESS_BOUNDS") or number)
+
+
+def advise_install(torch_version: str) -> str:
+    """Return how to get a torch_xla that fits, as one clause.
+
+    Args:
+        torch_version: of the torch that is installed.
+    """
+    own, last = ".".join(torch_version.split(".")[:2]), RELEASES[-1]
+    if own in RELEASES:
+        return f"pip install 'torch_xla[tpu]~={own}.0', which is built for torch {own}"
+    return (
+        f"pip install 'torch~={last}.0' 'torch_xla[tpu]~={last}.0' and start a new kernel, because each torch_xla is "
+        f"built for the torch of its number, and there is none for torch {own} as far as known"
+    )
 
 
 def visible_chips() -> tuple[str, ...]:

@@ -11,7 +11,8 @@ from typing import Final
 import rich_click as click
 
 from ..diagnosis import repairs
-from ..diagnosis.checks import Check, as_line, run_checks
+from ..diagnosis.check import Check, as_line
+from ..diagnosis.checks import run_checks
 
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "problem": "red"}
 

@@ -312,7 +312,7 @@ def _find_kind(config: LaunchConfig) -> devices.DeviceKind:
     """Return what the processes run on."""
     if config.use_cpu or config.distributed_type == "MULTI_CPU":
         return devices.CPU
-    return devices.XLA if config.distributed_type == "XLA" else devices.best()
+    return devices.XLA if config.distributed_type == "XLA" else devices.best(environment=config.environment)
 
 
 def _derive_environment(config: LaunchConfig) -> dict[str, str]:
@@ -340,9 +340,13 @@ def _find_misfits(config: LaunchConfig) -> list[Problem]:
     if kind == "XLA":
         texts = xla_runtime.find_missing(config.environment)
         return [Problem(name="distributed_type", text=f"{label}: {text}") for text in texts]
-    if config.use_cpu or (kind == "NO" and local == 1 and not config.gpu_ids) or _is_elsewhere(config):
+    if config.use_cpu or _is_elsewhere(config):
         return []
-    here = devices.best()
+    here = devices.best(environment=config.environment)
+    if absence := devices.find_absence(here, config.environment):
+        return [Problem(name="environment", text=absence)]
+    if kind == "NO" and local == 1 and not config.gpu_ids:
+        return []
     wanted = here if here.distributed_type == kind else _ON_DEVICES.get(kind, here)
     number = 0 if wanted is devices.CPU else wanted.counter()
     if number == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import shutil
 import socket
@@ -9,14 +10,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import psutil
 import torch
 
-from .. import devices, environ, probes, tpu
+from .. import devices, environ, probes
 from ..config import file
 from ..config.argument_checks import parse_port
 from ..config.schema import LaunchConfig
@@ -24,44 +24,28 @@ from ..errors import ConfigError
 from ..launch.checks import addresses, fork_obstacles, fork_safety
 from ..launch.supervise import standby
 from ..takeover import finder, tried
-from . import hosted, leftovers, packages
+from . import compiled, hosted, leftovers, packages
+from .check import Check, Status
 from .environment import gpus
-
-Status = Literal["ok", "warning", "problem"]
 
 _MIB: Final = 2**20
 _GIB: Final = 2**30
 _USUAL_PORT: Final = 29500  # of torchrun, and of runs on several nodes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """The result of one check.
-
-    Attributes:
-        name: of the check.
-        status: `ok`; `warning` where some launches fail or are slow; `problem` where all do.
-        text: what was found, with its values.
-        remedy: how to fix it; empty where nothing has to be done.
-    """
-
-    name: str
-    status: Status
-    text: str
-    remedy: str = ""
-
-
-def as_line(check: Check, status: str | None = None) -> str:
-    """Return a check as a line; `status` is its status as shown, such as a coloured one."""
-    remedy = f" -> {check.remedy}" if check.remedy else ""
-    return f"{status or f'{check.status:<8}'} {check.name}: {check.text}{remedy}"
-
-
 def run_checks() -> Iterable[Check]:
     """Run one check after the other, and yield its results at once."""
     of_process = list(_run("this process", _process))  # before others count devices, which may start a driver
+    of_torch_xla = list(_run("torch_xla", compiled.check_torch_xla))  # the check of a launch needs it
     for name, check in _CHECKS:
-        yield from of_process if check is _process else _run(name, check)
+        if check is _process:
+            yield from of_process
+        elif check is compiled.check_torch_xla:
+            yield from of_torch_xla
+        elif check is _launch:
+            yield from _run(name, functools.partial(_launch, of_torch_xla=of_torch_xla))
+        else:
+            yield from _run(name, check)
 
 
 def _run(name: str, check: Callable[[str], Iterable[Check]]) -> Iterable[Check]:
@@ -80,12 +64,21 @@ def _place(name: str) -> Iterable[Check]:
         yield Check(name=name, status="ok", text=f"{place}: {hosted.describe_machine()}{hint}")
 
 
-def _launch(name: str) -> Iterable[Check]:
+def _launch(name: str, of_torch_xla: Iterable[Check] = ()) -> Iterable[Check]:
+    """Yield what a launch would do; one on XLA devices cannot do it where torch_xla has a problem."""
     try:
-        yield Check(name=name, status="ok", text=f"notebook_launcher(train) says: {hosted.describe_launch()}")
+        sentence, kind = hosted.describe_launch()
     except ValueError as error:
         remedy = "do what the sentence names, or pass other arguments to notebook_launcher"
         yield Check(name=name, status="problem", text=str(error), remedy=remedy)
+        return
+    broken = [check for check in of_torch_xla if check.status == "problem" and kind is devices.XLA]
+    for check in broken:
+        yield Check(
+            name=name, status="problem", text=f"it needs torch_xla: {check.text}", remedy=check.remedy
+        )
+    if not broken:
+        yield Check(name=name, status="ok", text=f"notebook_launcher(train) says: {sentence}")
 
 
 def _ports(name: str) -> Iterable[Check]:
@@ -282,23 +275,6 @@ def _libraries(name: str) -> Iterable[Check]:
         yield Check(name=name, status="ok", text=f"all {len(due)} requirements are met")
 
 
-def _torchao(name: str) -> Iterable[Check]:
-    """Yield whether torchao works; nothing where it is not installed."""
-    if (installed := probes.version("torchao")) is None:
-        return
-    if problem := packages.find_torchao_problem():
-        remedy = (
-            "install a torchao that was released with this torch; `notebook-accel doctor --fix` finds one"
-        )
-        yield Check(name=name, status="warning", text=problem, remedy=remedy)
-    else:
-        yield Check(
-            name=name,
-            status="ok",
-            text=f"torchao {installed} can be imported beside torch {torch.__version__}",
-        )
-
-
 def _leftovers(name: str) -> Iterable[Check]:
     """Yield what killed runs have left; nothing on systems that do not tell."""
     if sys.platform != "linux":
@@ -311,33 +287,6 @@ def _leftovers(name: str) -> Iterable[Check]:
         text=f"killed runs have left {paths}" if found else "killed runs have left nothing",
         remedy="`notebook-accel doctor --fix` removes it" if found else "",
     )
-
-
-def _torch_xla(name: str) -> Iterable[Check]:
-    """Yield whether torch_xla is there and fits: each of its releases is built for the torch of its number."""
-    installed = probes.version("torch_xla")
-    own = _release(torch.__version__)
-    if installed is not None:
-        fits = _release(installed) == own
-        yield Check(
-            name=name,
-            status="ok" if fits else "problem",
-            text=f"torch_xla {installed} is built for torch {_release(installed)}, torch {torch.__version__} is there",
-            remedy="" if fits else f"pip install 'torch=={_release(installed)}.*', then start a new kernel",
-        )
-    elif tpu.is_here():
-        yield Check(
-            name=name,
-            status="problem",
-            text=f"this machine has a TPU (chips: {tpu.chips()}), and torch_xla is not installed",
-            remedy=f"pip install 'torch_xla=={own}.*' for torch {own}; if there is none, pip install torch and "
-            "torch_xla of one number",
-        )
-
-
-def _release(version: str) -> str:
-    """Return the first two numbers of a version."""
-    return ".".join(version.split(".")[:2])
 
 
 def _accelerate(name: str) -> Iterable[Check]:
@@ -482,11 +431,11 @@ _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("temp folder", _temp_folder),
     ("driver", _driver),
     ("libraries", _libraries),
-    ("torch_xla", _torch_xla),
+    ("torch_xla", compiled.check_torch_xla),
     ("accelerate", _accelerate),
     ("network", _network),
     ("this process", _process),
     ("default config", _default_config),
     ("leftovers", _leftovers),
-    ("torchao", _torchao),
+    ("torchao", compiled.check_torchao),
 )

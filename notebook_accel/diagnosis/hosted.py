@@ -44,12 +44,16 @@ def describe_machine() -> str:
         ValueError: a variable asks for a device that there is not.
     """
     kind = devices.best()
+    if devices.count(kind) == 0:  # asked for, and not here
+        kind = devices.find_first()
     names: list[str] = []
     if kind is devices.CUDA:
         names = sorted({gpu.name for gpu in gpus()})
     elif kind is devices.XLA and (model := environ.get("TPU_ACCELERATOR_TYPE")):
         names = [model]
     found = [] if kind is devices.CPU else [devices.describe_count(devices.count(kind), kind)]
+    if kind is devices.CPU and tpu.is_here() and not environ.flag("ACCELERATE_USE_CPU"):
+        found = [f"a TPU (chips: {tpu.chips()})"]  # which torch_xla is missing for
     if names:
         found[0] += f" ({', '.join(names)})"
     if kind is devices.XLA and tpu.is_here() and tpu.devices_per_chip() > 1:
@@ -61,17 +65,21 @@ def describe_machine() -> str:
 def lacks_accelerator() -> bool:
     """Return whether this machine has no GPU, TPU or the like, and nobody has asked for its CPU.
 
+    A TPU counts also where torch_xla is not installed.
+
     Raises:
         ValueError: a variable asks for a device that there is not.
     """
-    asked = environ.flag("ACCELERATE_USE_CPU") or environ.get("ACCELERATE_TORCH_DEVICE")
-    return not asked and devices.best() is devices.CPU
+    wanted = devices.find_requested()
+    asked = environ.flag("ACCELERATE_USE_CPU") or (wanted is not None and wanted.type == "cpu")
+    return not asked and not tpu.is_here() and devices.find_first() is devices.CPU
 
 
-def describe_launch() -> str:
-    """Return what `notebook_launcher(train)` would do here, such as `Launching train on 2 CUDA GPU processes (forked).`
+def describe_launch() -> tuple[str, devices.DeviceKind]:
+    """Return what `notebook_launcher(train)` would do here, and the kind of device that it computes on.
 
-    Nothing is started and no device initialised.
+    It is a sentence such as `Launching train on 2 CUDA GPU processes (forked).` Nothing is started and no device
+    initialised.
 
     Raises:
         ValueError: such a launch is refused; the message has every reason.
@@ -83,7 +91,7 @@ def describe_launch() -> str:
         start_method = fork_safety.resolve_start_method(problems, job)
     if problems:
         raise_all(problems, "notebook_launcher")
-    return engine.announce(replace(job, name="train", start_method=start_method)).detail
+    return engine.announce(replace(job, name="train", start_method=start_method)).detail, job.device_kind
 
 
 def _stand_in() -> None:

@@ -67,15 +67,42 @@ def find_torchao_problem(path: str | None = None) -> str:
     version = probes.version("torchao") if path is None else _version_in(path)
     if version is None:
         return ""
-    code = f"import sys; sys.path[:0] = {[path] if path else []}; import torchao.float8"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=_SECONDS)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return f"torchao {version} cannot be imported beside torch {probes.version('torch')} ({last})"
+    if reason := _try_import("torchao.float8", path):
+        return f"torchao {version} cannot be imported beside torch {probes.version('torch')} ({reason})"
     least = _least_torchao_of_peft()
     if least and _is_older(version, least):
         return f"PEFT {probes.version('peft')} refuses torchao {version}: it asks for {least}"
     return ""
+
+
+def find_torch_xla_problem() -> str:
+    """Return why torch_xla cannot be imported here, empty where it can or is not installed.
+
+    It is imported in a process of its own, which has none of the TPU's chips: an import does not start the runtime.
+    """
+    version = probes.version("torch_xla")
+    if version is None or not (reason := _try_import("torch_xla")):
+        return ""
+    return f"torch_xla {version} cannot be imported beside torch {probes.version('torch')} ({reason})"
+
+
+def _try_import(module: str, path: str | None = None) -> str:
+    """Import a module in a process of its own; return the last line of its error, empty where it has none.
+
+    Args:
+        module: its name.
+        path: a folder where it is looked for first.
+    """
+    code = f"import sys; sys.path[:0] = {[path] if path else []}; import {module}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, errors="replace", timeout=_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"the import did not end within {_SECONDS:.0f} s"
+    if done.returncode == 0:
+        return ""
+    return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
 
 
 def _least_torchao_of_peft() -> str:

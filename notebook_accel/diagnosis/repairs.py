@@ -16,7 +16,7 @@ from . import leftovers, packages
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
 
-    from .checks import Check
+    from .check import Check
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

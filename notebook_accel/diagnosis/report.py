@@ -7,7 +7,7 @@ from html import escape
 from typing import Final
 
 from . import checks, environment
-from .checks import Check, Status
+from .check import Check, Status, as_line
 from .environment import Environment
 
 # Text has the colours of the page, so that it reads in light and dark themes; these are for the rule beside it.
@@ -47,7 +47,7 @@ class DoctorReport:
         return " and ".join(found) or "nothing hinders launches"
 
     def __repr__(self) -> str:
-        return "\n".join([*map(checks.as_line, self.checks), self.summary])
+        return "\n".join([*map(as_line, self.checks), self.summary])
 
     def _repr_html_(self) -> str:
         rows = "".join(map(_row, self.checks))

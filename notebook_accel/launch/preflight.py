@@ -219,18 +219,23 @@ def _look_at_machine(
         ignores_mode = requested is not None and "tpu_mode" in requested.refuses
         shards = options["tpu_mode"] == "spmd" and not ignores_mode
         if kind is None:
-            kind = devices.XLA if shards else devices.best(use_cpu, has_tpu)
+            kind = devices.XLA if shards else devices.best(use_cpu, has_tpu, environment)
+        missing: list[str] = []
+        if use_cpu or not (requested is None or requested.on_this_node):
+            pass  # no device of this machine is needed
+        elif kind is devices.XLA or (
+            requested is None and has_tpu and not devices.find_requested(environment)
+        ):
+            missing = xla_runtime.find_missing(environment)
+        elif absence := devices.find_absence(kind, environment):
+            missing = [absence]
     except ValueError as error:  # the value of a variable is not legal
         problems.append(error)
         return Machine(has_tpu=False, kind=devices.CPU)
     if use_cpu and kind is devices.XLA:
-        text = "ACCELERATE_USE_CPU is set, and XLA devices were asked for: unset it, or do not ask"
-        problems.append(ValueError(text))
-    elif not use_cpu and (kind is devices.XLA or (requested is None and has_tpu)):
-        missing = xla_runtime.find_missing(environment)
-        problems += map(ValueError, missing)
-        return Machine(has_tpu, kind, is_usable=not missing)
-    return Machine(has_tpu, kind)
+        missing = ["ACCELERATE_USE_CPU is set, and XLA devices were asked for: unset it, or do not ask"]
+    problems += map(ValueError, missing)
+    return Machine(has_tpu, kind, is_usable=not missing)
 
 
 def _find_requested_engine(problems: Problems, engine: Any) -> Engine | None:
@@ -331,9 +336,9 @@ def _count_processes(problems: Problems, options: Options, machine: Machine, req
 
 
 def _count_devices(options: Options, machine: Machine, requested: Engine | None) -> int:
-    if requested is not None:
-        return requested.count(options, machine.kind)
-    return 1 if options["tpu_mode"] == "spmd" else machine.kind.counter()
+    if requested is None and machine.kind is devices.XLA:
+        requested = base.find("xla")  # it counts one process where torch_xla computes on the CPU
+    return machine.kind.counter() if requested is None else requested.count(options, machine.kind)
 
 
 def _needs_workers(
@@ -449,14 +454,9 @@ def _check_options(
     if engine is None:  # it is chosen later
         return
     defaults, known_options = arguments.defaults(), arguments.options()
+    not_here = ("num_processes", "num_nodes", "rdzv_conf", *wrong)  # other functions check these
     for name, reason in engine.refuses.items():
-        is_due = name not in (
-            "num_processes",
-            "num_nodes",
-            "rdzv_conf",
-            *wrong,
-        )  # these three are checked elsewhere
-        if is_due and options[name] != defaults[name]:
+        if name not in not_here and options[name] != defaults[name]:
             what = name if name == "secret" else f"{name}={options[name]!r}"  # a secret is shown nowhere
             problems.append(ValueError(f"{what} with engine={engine.name!r}: {reason}"))
     for name in ("hosts", "python", "slurm", "detach"):

@@ -38,12 +38,14 @@ def resolve(
     is_open = (
         found["num_processes"] is None and engine == "auto" and not found["hosts"] and not found["slurm"]
     )
-    if (
-        is_open
-        and devices.best(environ.flag_in(found["environment"] or {}, "ACCELERATE_USE_CPU")) is devices.CPU
-    ):
+    if is_open and _choose_kind(found["environment"] or {}) is devices.CPU:
         found["num_processes"] = _CPU_PROCESSES
     return found
+
+
+def _choose_kind(environment: Mapping[str, str]) -> devices.DeviceKind:
+    """Return the kind of device of a session with these variables."""
+    return devices.best(environ.flag_in(environment, "ACCELERATE_USE_CPU"), environment=environment)
 
 
 def _read(

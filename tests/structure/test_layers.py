@@ -25,6 +25,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "combinations",
         "interrupts",
         "notices",
+        "requirements",
     ),
     ("tpu", "takeover", "cuda_count"),
     (
@@ -123,8 +124,8 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("resolve", "strategy"),
     ),
     "diagnosis": (
-        ("environment", "leftovers", "packages"),
-        ("hosted",),
+        ("check", "environment", "leftovers", "packages"),
+        ("compiled", "hosted"),
         ("checks",),
         ("repairs", "report"),
     ),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from notebook_accel import devices, probes, tpu
 from notebook_accel.launch import preflight
@@ -13,6 +15,7 @@ from notebook_accel.launch.checks import xla_runtime
 from notebook_accel.launch.engines import xla
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.request import LaunchRequest
+from tests.structure.source import ROOT
 
 V5E, V3, NETWORK_CARD = "0x0063", "0x0027", "0x0042"
 KAGGLE = {"ISTPUVM": "1", "TPU_PROCESS_ADDRESSES": "local", "TPU_ACCELERATOR_TYPE": "v5litepod-8"}
@@ -169,7 +172,7 @@ def test_what_is_missing_is_said(machine: Machine, monkeypatch: pytest.MonkeyPat
         assert "this machine has" not in str(caught.value), "nobody knows how many devices it has"
     machine.attach(V5E, 4)
     with pytest.raises(
-        ValueError, match=r"this machine has a TPU, and torch_xla.*pip install 'torch_xla\[tpu\]'"
+        ValueError, match=r"this machine has a TPU, and torch_xla.*pip install .*'torch_xla\[tpu\]~=2\."
     ):
         check(num_processes=2)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
@@ -219,3 +222,46 @@ def test_chips_that_the_kernel_holds_are_named(
     monkeypatch.setattr(xla, "_OPEN_FILES", str(files))
     with pytest.raises(ValueError, match=r"holds its chips \(/dev/accel0, /dev/vfio/2\).*restart the kernel"):
         check()
+
+
+@pytest.mark.parametrize(
+    ("version", "command"),
+    [
+        ("2.8.0+cpu", "pip install 'torch_xla[tpu]~=2.8.0',"),
+        ("2.9.1", "pip install 'torch_xla[tpu]~=2.9.0',"),
+        ("2.13.0+cpu", "pip install 'torch~=2.9.0' 'torch_xla[tpu]~=2.9.0' and start a new kernel,"),
+        ("2.7.1", "pip install 'torch~=2.9.0' 'torch_xla[tpu]~=2.9.0' and start a new kernel,"),
+    ],
+)
+def test_torch_xla_is_installed_beside_the_torch_of_its_number(version: str, command: str) -> None:
+    assert tpu.advise_install(version).startswith(command)
+
+
+def test_the_extra_has_the_releases_that_the_advice_names() -> None:
+    line = next(
+        line for line in (ROOT / "pyproject.toml").read_text().splitlines() if line.startswith("xla = ")
+    )
+    for needed in re.findall(r'"(torch[^"]*)"', line):
+        wanted = Requirement(needed).specifier
+        assert [f"2.{minor}" for minor in range(30) if f"2.{minor}.0" in wanted] == [*tpu.RELEASES]
+
+
+def test_a_device_that_was_asked_for_is_no_question_of_torch_xla(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = probes.is_available
+    monkeypatch.setattr(probes, "is_available", lambda name: name != "torch_xla" and known(name))
+    machine.attach(V5E, 4)
+    assert check(environment={"ACCELERATE_TORCH_DEVICE": "cpu"}).engine == "inprocess"
+    with pytest.raises(
+        ValueError, match="ACCELERATE_TORCH_DEVICE='xla': this machine has a TPU, and torch_xla"
+    ):
+        check(environment={"ACCELERATE_TORCH_DEVICE": "xla"})
+
+
+def test_who_asks_for_xla_on_the_cpu_gets_one_process(
+    machine: Machine, torch_xla: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    job = check(environment={"ACCELERATE_TORCH_DEVICE": "xla"})
+    assert (job.local_world_size, job.device_kind) == (1, devices.XLA)

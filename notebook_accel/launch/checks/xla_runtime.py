@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ... import environ, interrupts, probes, tpu
+from ... import devices, environ, interrupts, probes, tpu
 from ...errors import LaunchError
 
 _SINGLE_PROCESS_VARIABLES: Final = ("TPU_PROCESS_ADDRESSES", "TPU_PROCESS_PORT", "CLOUD_TPU_TASK_ID")
@@ -113,13 +113,20 @@ def find_missing(environment: Mapping[str, str]) -> list[str]:
 
     Returns:
         One sentence for each missing thing; empty if nothing is missing.
+
+    Raises:
+        ValueError: torch does not know the device that ACCELERATE_TORCH_DEVICE names.
     """
+    wanted = devices.find_requested(environment)
+    asks = f"ACCELERATE_TORCH_DEVICE={str(wanted)!r}: " if wanted is not None and wanted.type == "xla" else ""
     if not probes.is_available("torch_xla"):
         what = "this machine has a TPU, and" if tpu.is_here() else "XLA devices are used by"
         return [
-            f"{what} torch_xla{', which computes on it,' if tpu.is_here() else ', which'} is not installed: "
-            "pip install 'torch_xla[tpu]'; ACCELERATE_USE_CPU=1 in the environment runs on CPU processes instead"
+            f"{asks}{what} torch_xla{', which computes on it,' if tpu.is_here() else ', which'} is not installed: "
+            f"{tpu.advise_install(probes.version('torch') or '')}; ACCELERATE_USE_CPU=1 in the environment runs on CPU "
+            "processes instead"
         ]
     if not tpu.pjrt_device(environment):
-        return ["no TPU was found on this machine; PJRT_DEVICE=CPU in the environment tries XLA on the CPU"]
+        text = "no TPU was found on this machine; PJRT_DEVICE=CPU in the environment tries XLA on the CPU"
+        return [f"{asks}{text}"]
     return []

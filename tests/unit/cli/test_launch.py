@@ -343,13 +343,23 @@ def test_chosen_devices_of_other_makers_are_counted_by_their_own_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     npu = dataclasses.replace(devices.kind_of("npu"), counter=lambda: 1)
-    monkeypatch.setattr(devices, "best", lambda use_cpu=None, has_tpu=None: npu)
+    monkeypatch.setattr(devices, "best", lambda *_, **__: npu)
     monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
     (doubt,) = plan_of("--gpu_ids", "5").doubts
     assert "this machine has 1 Ascend NPU, counted from 0" in str(doubt)
     monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "5")
     assert plan_of("--gpu_ids", "5").doubts == ()
+
+
+def test_a_device_that_was_asked_for_and_is_not_here_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = dataclasses.replace(devices.CUDA, counter=lambda: 0)
+    monkeypatch.setattr(devices, "KINDS", (absent, devices.CPU))
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:3")
+    (doubt,) = plan_of("--num_processes", "1").doubts
+    assert "ACCELERATE_TORCH_DEVICE='cuda:3': this machine has no CUDA GPU" in str(doubt)
+    assert plan_of("--cpu").doubts == ()
 
 
 def test_a_variable_without_a_legal_value_is_told(

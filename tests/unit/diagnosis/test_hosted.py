@@ -98,6 +98,57 @@ def test_who_asks_for_the_cpu_is_sent_to_no_menu(
     assert "CPU cores" in place.text and "menu" not in place.text and "Runtime" not in place.text
 
 
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"COLAB_RELEASE_TAG": "x", "ISTPUVM": "1"},
+        {"KAGGLE_KERNEL_RUN_TYPE": "x", "ISTPUVM": "1"},
+        {"COLAB_RELEASE_TAG": "x", "PJRT_DEVICE": "TPU"},
+    ],
+)
+def test_a_tpu_without_torch_xla_has_one_remedy_and_no_menu(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]
+) -> None:
+    known = probes.is_available
+    monkeypatch.setattr(probes, "is_available", lambda name: name != "torch_xla" and known(name))
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    (place,), (launch,), (torch_xla,) = look("place"), look("launch"), look("torch_xla")
+    assert "a TPU (chips: 1), " in place.text and "has GPUs and TPUs" not in place.text
+    assert (launch.status, torch_xla.status) == ("problem", "problem")
+    assert torch_xla.remedy == tpu.advise_install(torch.__version__) and torch_xla.remedy in launch.text
+
+
+@pytest.mark.parametrize("asked", ["cuda", "cuda:3", "xpu"])
+def test_a_device_that_is_not_here_is_a_problem(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "x")
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", asked)
+    (place,), (launch,) = look("place"), look("launch")
+    assert place.text.startswith("Kaggle: ") and "GPU, " not in place.text and " 0 " not in place.text
+    assert place.text.endswith("Settings > Accelerator has GPUs and TPUs")
+    assert launch.status == "problem"
+    assert f"ACCELERATE_TORCH_DEVICE='{asked}': this machine has no " in launch.text
+
+
+def test_a_torch_xla_that_cannot_be_imported_stops_launches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    known = probes.version
+    monkeypatch.setattr(
+        probes, "version", lambda name: torch.__version__ if name == "torch_xla" else known(name)
+    )
+    broken = tmp_path / "broken" / "torch_xla"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise ImportError('libtpu.so: cannot open')")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    attach(monkeypatch, tmp_path, "v5e-1", 1)
+    (launch,), (torch_xla,) = look("launch"), look("torch_xla")
+    assert (torch_xla.status, launch.status) == ("problem", "problem")
+    assert "(ImportError: libtpu.so: cannot open)" in torch_xla.text and torch_xla.text in launch.text
+    (broken / "__init__.py").write_text("")
+    assert [look(name)[0].status for name in ("launch", "torch_xla")] == ["ok", "ok"]
+
+
 def test_two_gpus_get_a_process_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)

@@ -102,8 +102,8 @@ def test_the_newest_torchao_that_can_be_imported_is_taken(python: Path, index: P
         wheel(index, "torchao", version, code=code)
     run(python, index, "-m", "pip", "install", "--no-deps", "torchao==0.4")
     code = (
-        "from notebook_accel.diagnosis import checks, repairs\n"
-        "found = list(checks._torchao('torchao'))\n"
+        "from notebook_accel.diagnosis import compiled, repairs\n"
+        "found = list(compiled.check_torchao('torchao'))\n"
         "(one,) = repairs.find(found)\n"
         "print(found[0].status, found[0].text, repairs.describe(one), repairs.apply(one), sep='\\n')\n"
     )

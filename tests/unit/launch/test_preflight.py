@@ -18,6 +18,7 @@ from notebook_accel import devices, environ, notebook_launcher, probes
 from notebook_accel.diagnosis.environment import select_relevant
 from notebook_accel.launch import preflight
 from notebook_accel.launch.checks.addresses import find_listen_problem, listen
+from notebook_accel.launch.engines import base
 from notebook_accel.launch.engines.remote import pool
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.request import LaunchRequest
@@ -220,7 +221,7 @@ def test_an_async_function_is_refused() -> None:
 
 def test_more_processes_than_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     two = replace(devices.CUDA, counter=lambda: 2)
-    monkeypatch.setattr(devices, "best", lambda use_cpu=None, has_tpu=None: devices.CPU if use_cpu else two)
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None, *_: devices.CPU if use_cpu else two)
     text = str(_error(num_processes=3))
     assert "this machine has 2 CUDA GPUs, so at most 2 is possible" in text
     assert "ACCELERATE_USE_CPU=1" in text
@@ -251,6 +252,52 @@ def test_the_workers_environment_decides_what_they_run_on(monkeypatch: pytest.Mo
     assert "at most 2 is possible" in str(_error(num_processes=3, environment={"ACCELERATE_USE_CPU": "0"}))
     nonsense = str(_error(environment={"ACCELERATE_USE_CPU": "maybe"}))
     assert "environment variable ACCELERATE_USE_CPU: 'maybe' is neither true" in nonsense
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "present", "has"),
+    [
+        (devices.CUDA, "cuda", 0, "no CUDA GPU;"),
+        (devices.CUDA, "cuda:3", 0, "no CUDA GPU;"),
+        (devices.CUDA, "cuda:3", 2, "2 CUDA GPUs, counted from 0;"),
+        (devices.XPU, "xpu", 0, "no Intel GPU;"),
+        (devices.MPS, "mps", 0, "no Apple GPU;"),
+        (devices.kind_of("hpu"), "hpu:1", 1, "1 Gaudi HPU, counted from 0;"),
+    ],
+)
+def test_a_device_that_is_not_here_is_refused(
+    monkeypatch: pytest.MonkeyPatch, kind: devices.DeviceKind, asked: str, present: int, has: str
+) -> None:
+    row = replace(kind, counter=lambda: present)
+    monkeypatch.setattr(devices, "KINDS", tuple(row if each is kind else each for each in devices.KINDS))
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    sentence = f"launcher: ACCELERATE_TORCH_DEVICE='{asked}': this machine has {has}"
+    for number in (None, 1, 2):
+        in_launch = {"ACCELERATE_TORCH_DEVICE": asked}
+        assert str(_error(num_processes=number, environment=in_launch)).startswith(sentence)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", asked)
+    assert str(_error(num_processes=None)).startswith(sentence)
+    assert check(num_processes=None, environment={"ACCELERATE_TORCH_DEVICE": ""}).local_world_size > 0
+    assert check(environment={"ACCELERATE_USE_CPU": "true"}).device_kind is devices.CPU
+
+
+def test_a_device_that_is_here_may_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = replace(devices.CUDA, counter=lambda: 2)
+    monkeypatch.setattr(devices, "KINDS", (row, devices.CPU))
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:1")
+    assert check(num_processes=1).device_kind.name == "cuda"
+    assert (
+        check(num_processes=None, environment={"ACCELERATE_TORCH_DEVICE": "cpu"}).device_kind is devices.CPU
+    )
+
+
+def test_hosts_may_have_what_this_machine_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "KINDS", (replace(devices.CUDA, counter=lambda: 0), devices.CPU))
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda")
+    found: list[Exception] = []
+    ssh = base.find("ssh")
+    machine = preflight._look_at_machine(found, {"tpu_mode": "process"}, ssh, environ.snapshot(), {})
+    assert (machine.kind.name, found) == ("cuda", [])
 
 
 def test_a_good_job_is_resolved() -> None:

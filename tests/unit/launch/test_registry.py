@@ -39,7 +39,7 @@ from tests.unit.jobs import make_job
 def four_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpu = dataclasses.replace(devices.CUDA, label="GPU", plural="GPUs", counter=lambda: 4)
-    monkeypatch.setattr(devices, "best", lambda use_cpu=None, has_tpu=None: devices.CPU if use_cpu else gpu)
+    monkeypatch.setattr(devices, "best", lambda use_cpu=None, *_: devices.CPU if use_cpu else gpu)
     monkeypatch.setattr(devices, "count", lambda kind: 4)
     yield
     runtime.runs().clear()

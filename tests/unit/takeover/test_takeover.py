@@ -91,9 +91,9 @@ def test_a_script_is_launched_unchanged(number: int, tmp_path: Path) -> None:
 
 def test_the_reports_say_so() -> None:
     code = """
-    from notebook_accel.diagnosis import checks, environment
+    from notebook_accel.diagnosis import check, checks, environment
     print(environment.as_text(environment.collect()))
-    print(*map(checks.as_line, checks._accelerate("accelerate")))
+    print(*map(check.as_line, checks._accelerate("accelerate")))
     """
     older = "from notebook_accel.takeover import tried; tried.TRIED = {'numpy': '0.1'}"
     newer = "is newer than 0.1, the newest version that was tried"

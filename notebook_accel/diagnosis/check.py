@@ -1,0 +1,31 @@
+"""The result of one check of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Status = Literal["ok", "warning", "problem"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """The result of one check.
+
+    Attributes:
+        name: of the check.
+        status: `ok`; `warning` where some launches fail or are slow; `problem` where all do.
+        text: what was found, with its values.
+        remedy: how to fix it; empty where nothing has to be done.
+    """
+
+    name: str
+    status: Status
+    text: str
+    remedy: str = ""
+
+
+def as_line(check: Check, status: str | None = None) -> str:
+    """Return a check as a line; `status` is its status as shown, such as a coloured one."""
+    remedy = f" -> {check.remedy}" if check.remedy else ""
+    return f"{status or f'{check.status:<8}'} {check.name}: {check.text}{remedy}"

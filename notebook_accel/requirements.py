@@ -1,0 +1,93 @@
+"""Finds required libraries that are missing, with Python's own modules only, and says how to install them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+DISTRIBUTION: Final = "notebook-accel"
+_MODULES: Final = {"pyyaml": "yaml"}
+"""Names of modules that differ from those of their distributions in more than `-` and `_`."""
+_REQUIREMENT: Final = re.compile(r"([\w.-]+)([^;]*)(;.*)?")
+
+
+def find_missing() -> list[str]:
+    """Return the requirements of this package that cannot be imported, such as `rich-click>=1.9.3`.
+
+    Only `ruamel`, a folder without code, is imported for that. Nothing is known, and the list empty, if this package is
+    not installed but on the path only.
+    """
+    try:
+        lines = importlib.metadata.requires(DISTRIBUTION) or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+    parts = [found.groups() for line in lines if (found := _REQUIREMENT.match(line))]
+    return [
+        f"{name}{versions.strip()}" for name, versions, marker in parts if not marker and not _is_here(name)
+    ]
+
+
+def describe(missing: Sequence[str]) -> str:
+    """Return the sentence about missing requirements.
+
+    Args:
+        missing: as `find_missing` returns them, at least one.
+    """
+    names = [_split(text)[0] for text in missing]
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    wanted = " ".join(f"'{text}'" for text in missing)
+    verb = "are" if len(names) > 1 else "is"
+    return f"notebook_accel needs {listed}, which {verb} not installed: pip install {wanted}"
+
+
+def is_of_missing(error: ModuleNotFoundError) -> bool:
+    """Return True if an import failed because a requirement is missing.
+
+    Args:
+        error: what the import raised.
+    """
+    return any(_names(text, error.name or "") for text in find_missing())
+
+
+@contextlib.contextmanager
+def explain_missing() -> Iterator[None]:
+    """Raise an import that fails for want of a requirement as one sentence about all that are missing.
+
+    Raises:
+        ImportError: a requirement is missing. What fails for another reason stays as it is.
+    """
+    __tracebackhide__ = True
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not is_of_missing(error):
+            raise
+        raise ImportError(describe(find_missing()), name=error.name) from None
+
+
+def _is_here(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(_module(name)) is not None
+    except ModuleNotFoundError:  # of a package around it
+        return False
+    except ValueError:  # tests and notebooks put modules without a spec into sys.modules
+        return True
+
+
+def _names(requirement: str, module: str) -> bool:
+    """Return whether a module is one of a requirement, or a package around it."""
+    own = _module(_split(requirement)[0])
+    return f"{own}.".startswith(f"{module}.") or module.startswith(f"{own}.")
+
+
+def _module(name: str) -> str:
+    return _MODULES.get(name, name.replace("-", "_"))
+
+
+def _split(requirement: str) -> tuple[str, str]:
+    found = _REQUIREMENT.match(requirement)
+    return (found[1], found[2]) if found else (requirement, "")
