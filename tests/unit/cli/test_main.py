@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from notebook_accel.cli import flags
@@ -207,6 +208,13 @@ def test_a_launch_whose_output_nobody_reads_ends_without_a_word(tmp_path: Path) 
     (tmp_path / "s.py").write_text("print('line', flush=True)")
     words = ("launch", "--cpu", "--num_processes=2", "s.py")
     assert run_without_reader(tmp_path, "stdout", *words) == (1, "")
+
+
+def test_a_notebook_runs_without_an_output(tmp_path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell("print('never seen')")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "x.ipynb")
+    code, errors = run_without_reader(tmp_path, "stdout", "launch", "x.ipynb", closed=True)
+    assert code == 0 and errors.endswith("wrote x.executed.ipynb\n")
 
 
 def test_a_table_that_nobody_reads_is_no_refusal() -> None:
