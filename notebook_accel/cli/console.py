@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import string
 import sys
 import time
@@ -180,7 +181,8 @@ class Console(Sink):
         self._rows.close()
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:  # it was closed before this process began
-                stream.flush()
+                with contextlib.suppress(BrokenPipeError):  # its reader has gone, and has ended the run
+                    stream.flush()
 
     def _write(self, stream: Stream, lines: Sequence[str]) -> None:
         if lines:

@@ -11,6 +11,7 @@ import rich_click as click
 
 from .. import environ
 from ..errors import ConfigError
+from .refusal import end_without_reader, refuse_errors
 
 INTERRUPTED: Final = 130
 """The exit code of what Ctrl-C ended, as shells have it."""
@@ -68,8 +69,6 @@ def _make_command(name: str) -> click.Command:
     )
     @click.argument("words", nargs=-1, type=click.UNPROCESSED)
     def command(words: tuple[str, ...]) -> None:
-        from .refusal import refuse_errors
-
         module, make_parser, run = OF_ACCELERATE[name]
         found = importlib.import_module(f"{__package__}.{module}")
         args = getattr(found, make_parser)().parse_args(words)
@@ -95,12 +94,13 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Run the command; wrong options and configs end with code 2 and a sentence on the error stream."""
-    try:
-        return cli.main(args=arguments, prog_name="notebook-accel")
-    except ConfigError as error:
-        for problem in error.problems:
-            click.echo(f"Error: {problem}", err=True)
-        sys.exit(2)
-    except environ.VariableError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
+    with end_without_reader():
+        try:
+            return cli.main(args=arguments, prog_name="notebook-accel")
+        except ConfigError as error:
+            for problem in error.problems:
+                click.echo(f"Error: {problem}", err=True)
+            sys.exit(2)
+        except environ.VariableError as error:
+            click.echo(f"Error: {error}", err=True)
+            sys.exit(2)

@@ -10,6 +10,7 @@ import difflib
 import keyword
 import math
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +24,7 @@ from ruamel.yaml import YAML
 from .. import environ
 from ..errors import ConfigError, Problem
 from .notebook_file import NotebookFile
+from .notebook_output import NotebookOutput
 
 if TYPE_CHECKING:  # a launch of a script needs none of it
     from nbclient import NotebookClient
@@ -126,11 +128,13 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
             click.echo(f"Warning: {remark}", err=True)
     _clear_outputs(book)
     ended_by: list[int] = []
-    file = NotebookFile(book, request.output)
-    client = _make_client(book, request, ended_by, file)
+    output = NotebookOutput()
+    file = NotebookFile(book, request.output, output.say)
+    client = _make_client(book, request, ended_by, file, output)
     code = 1
     try:
-        client.execute(env={"NOTEBOOK_ACCEL_VIEW": "text", **environ.snapshot(), **environment})
+        variables = {"NOTEBOOK_ACCEL_VIEW": "text", **environ.snapshot(), **environment}
+        client.execute(env=variables, **_replace_closed())
         code = 0
     except CellExecutionError:
         if not ended_by:
@@ -154,6 +158,12 @@ def run(request: Request, environment: Mapping[str, str]) -> int:
         return code or 1
     click.echo(f"notebook-accel: wrote {request.output}", err=True)
     return code
+
+
+def _replace_closed() -> dict[str, int]:
+    """Return the streams for a kernel that this process was started without: ipykernel does not start without one."""
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+    return {name: subprocess.DEVNULL for name, stream in streams.items() if stream is None}
 
 
 def _read(path: Path) -> Any:
@@ -253,7 +263,9 @@ def _clear_outputs(book: Any) -> None:
             cell.outputs, cell.execution_count = [], None
 
 
-def _make_client(book: Any, request: Request, ended_by: list[int], file: NotebookFile) -> NotebookClient:
+def _make_client(
+    book: Any, request: Request, ended_by: list[int], file: NotebookFile, output: NotebookOutput
+) -> NotebookClient:
     from nbclient import NotebookClient
 
     code = [i for i, cell in enumerate(book.cells) if cell.cell_type == "code" and cell.source.strip()]
@@ -262,7 +274,7 @@ def _make_client(book: Any, request: Request, ended_by: list[int], file: Noteboo
         """Prints every output the moment it comes."""
 
         def process_message(self, msg: dict[str, Any], cell: Any, cell_index: int) -> Any:
-            _print(msg["msg_type"], msg["content"])
+            output.show(msg["msg_type"], msg["content"])
             file.note_change()
             return super().process_message(msg, cell, cell_index)
 
@@ -278,6 +290,7 @@ def _make_client(book: Any, request: Request, ended_by: list[int], file: Noteboo
             try:
                 return await super().async_execute_cell(cell, cell_index, *args, **kwargs)
             finally:
+                output.end_cell()
                 file.write_soon()
                 click.echo(f"--- {time.perf_counter() - started:.1f} s", err=True)
 
@@ -308,14 +321,3 @@ def _take_signals(client: NotebookClient, ended_by: list[int]) -> None:
     with contextlib.suppress(NotImplementedError):  # on Windows: a KeyboardInterrupt
         for signum in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(signum, take, signum)
-
-
-def _print(kind: str, content: Mapping[str, Any]) -> None:
-    """Print an output: results as text, errors with their traceback."""
-    if kind == "stream":
-        click.echo(content["text"], nl=False, err=content.get("name") == "stderr")
-    elif kind in ("display_data", "execute_result"):
-        click.echo(content["data"].get("text/plain", ""))
-    elif kind == "error":
-        click.echo("\n".join(content["traceback"]), err=True)
-    sys.stdout.flush()

@@ -7,10 +7,9 @@ import contextlib
 import errno
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
-
-import rich_click as click
 
 _SECONDS: Final = 2.0  # between two writes while a cell runs
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -26,11 +25,13 @@ class NotebookFile:
     Args:
         book: the notebook; nbclient changes it while cells run.
         path: of the file. A device or a pipe is written at the end only.
+        say: shows a sentence.
     """
 
-    def __init__(self, book: Any, path: Path) -> None:
+    def __init__(self, book: Any, path: Path, say: Callable[[str], None]) -> None:
         self._book = book
         self._path = path
+        self._say = say
         self._is_file = path.is_file() or not path.exists()
         self._has_changed = True
         self._earliest = 0.0
@@ -79,7 +80,7 @@ class NotebookFile:
             self._write()
         except OSError as error:
             if not self._is_broken:
-                click.echo(f"notebook-accel: {self._path} cannot be written yet: {error}", err=True)
+                self._say(f"{self._path} cannot be written yet: {error}")
             self._is_broken = True
         now = time.monotonic()
         self._has_changed, self._earliest = False, now + (now - started) / _SHARE

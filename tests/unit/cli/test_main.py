@@ -1,4 +1,4 @@
-"""Tests for the command itself: help that fits the terminal, completion in shells, and interrupts while it starts."""
+"""Tests for the command itself: help that fits the terminal, completion, interrupts while it starts, lost readers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from notebook_accel.cli import flags
+from notebook_accel.cli.main import COMMANDS, OF_ACCELERATE
+from notebook_accel.cli.refusal import refuse_errors
 from notebook_accel.config.schema import section_title, table
 from tests.structure.source import ROOT
 
@@ -153,3 +156,67 @@ def test_an_interrupt_while_torch_is_imported_ends_the_command_without_a_traceba
         command.send_signal(signal.SIGINT)
         out, errors = command.communicate(timeout=120)
     assert (command.returncode, out, errors) == (130, "", "")
+
+
+def run_without_reader(folder: Path, stream: str, *words: str, closed: bool = False) -> tuple[int, str]:
+    """Run a command of which nobody reads one stream.
+
+    Args:
+        folder: of configs and of the script.
+        stream: `stdout` or `stderr`. It is a pipe whose reading end is closed before the command starts.
+        words: of the command.
+        closed: whether the stream itself is closed.
+
+    Returns:
+        The exit code, and what is written to the other stream.
+    """
+    number, other = {"stdout": (1, "stderr"), "stderr": (2, "stdout")}[stream]
+    command = ["sh", "-c", f'exec "$@" {number}>&-', "sh", *COMMAND] if closed else COMMAND
+    variables = environment(HF_HOME=str(folder))
+    variables.pop("PYTHONUNBUFFERED", None)  # with it nothing is left to be written at the end
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {stream: writing, other: subprocess.PIPE}
+    with subprocess.Popen([*command, *words], env=variables, cwd=folder, text=True, **streams) as process:  # type: ignore[call-overload]
+        os.close(writing)
+        found = process.communicate(timeout=240)
+    return process.returncode, found[0 if other == "stdout" else 1]
+
+
+ALL_COMMANDS = [(), *((name,) for name in [*COMMANDS, *OF_ACCELERATE]), ("config", "update")]
+WRONG = [("nope",), ("launch", "--nope"), ("launch", "none.py"), ("config", "nope"), ("to-fsdp2", "--nope")]
+
+
+@pytest.mark.parametrize("words", ALL_COMMANDS, ids=" ".join)
+def test_a_help_that_nobody_reads_ends_without_a_word(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert run_without_reader(tmp_path, "stdout", *words, "--help") == (1, "")
+
+
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_an_error_that_nobody_reads_ends_without_a_word(words: tuple[str, ...], tmp_path: Path) -> None:
+    code, out = run_without_reader(tmp_path, "stderr", *words)
+    assert code == 1 and "Error" not in out
+    assert run_without_reader(tmp_path, "stderr", *words, closed=True)[0] == 2
+
+
+@pytest.mark.parametrize("words", [("--help",), ("launch", "--help"), ("env",)], ids=" ".join)
+def test_a_closed_output_is_no_failure(words: tuple[str, ...], tmp_path: Path) -> None:
+    assert run_without_reader(tmp_path, "stdout", *words, closed=True) == (0, "")
+
+
+def test_a_launch_whose_output_nobody_reads_ends_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "s.py").write_text("print('line', flush=True)")
+    words = ("launch", "--cpu", "--num_processes=2", "s.py")
+    assert run_without_reader(tmp_path, "stdout", *words) == (1, "")
+
+
+def test_a_notebook_runs_without_an_output(tmp_path: Path) -> None:
+    cells = [nbformat.v4.new_code_cell("print('never seen')")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / "x.ipynb")
+    code, errors = run_without_reader(tmp_path, "stdout", "launch", "x.ipynb", closed=True)
+    assert code == 0 and errors.endswith("wrote x.executed.ipynb\n")
+
+
+def test_a_table_that_nobody_reads_is_no_refusal() -> None:
+    with pytest.raises(BrokenPipeError), refuse_errors():
+        raise BrokenPipeError

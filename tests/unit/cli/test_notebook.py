@@ -56,6 +56,27 @@ def test_a_cell_that_is_to_be_skipped_is_not_announced() -> None:
     assert [line for line in errors.splitlines() if "cell " in line] == ["--- cell 2 of 2: print(2)"]
 
 
+BAR = """
+from notebook_accel import notebook_launcher
+
+def train():
+    import time
+    from tqdm import tqdm
+    for _ in tqdm(range(20), desc="b"):
+        time.sleep(0.05)
+
+notebook_launcher(train, num_processes=2)
+"""
+
+
+def test_the_bar_of_a_worker_is_printed_as_it_was_last() -> None:
+    write_book(BAR, "print('after')")
+    out, _ = run("x.ipynb")
+    bars = [line for line in out.splitlines() if line.startswith("b: ")]
+    assert len(bars) == 1 and bars[0].startswith("b: 100%") and " 20/20 " in bars[0]
+    assert out.endswith(f"{bars[0]}\nafter\n")
+
+
 def test_an_interrupt_reaches_the_cell() -> None:
     write_book("import time\nprint('up', flush=True)\ntime.sleep(60)", "print('never')")
     launched = Launched(("x.ipynb",))
@@ -111,15 +132,16 @@ def test_a_killed_launch_leaves_the_outputs_so_far() -> None:
 
 
 def test_what_cannot_be_written_meanwhile_is_told_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    said: list[str] = []
     monkeypatch.setattr("notebook_accel.cli.notebook_file._SHARE", 1e9)
     folder = tmp_path / "folder"
-    file = NotebookFile(nbformat.v4.new_notebook(), folder / "x.ipynb")
+    file = NotebookFile(nbformat.v4.new_notebook(), folder / "x.ipynb", said.append)
     for _ in range(2):
         file.note_change()
         file.write_soon()
-    assert capsys.readouterr().err.count("x.ipynb cannot be written yet: [Errno 2]") == 1
+    assert len(said) == 1 and "x.ipynb cannot be written yet: [Errno 2]" in said[0]
     with pytest.raises(FileNotFoundError):
         file.close()
     folder.mkdir()
@@ -132,7 +154,7 @@ def test_a_link_and_a_mode_stay(tmp_path: Path) -> None:
     kept.write_text("")
     kept.chmod(0o640)
     link.symlink_to(kept)
-    NotebookFile(nbformat.v4.new_notebook(), link).close()
+    NotebookFile(nbformat.v4.new_notebook(), link, print).close()
     assert link.is_symlink() and kept.stat().st_mode & 0o777 == 0o640
     assert nbformat.read(kept, as_version=4).cells == []
 

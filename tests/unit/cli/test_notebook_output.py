@@ -1,0 +1,136 @@
+"""Tests for what the terminal shows of a notebook's cells."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+
+import pytest
+
+from notebook_accel.cli.notebook_output import NotebookOutput
+from notebook_accel.stream import sinks
+
+
+class Terminal(io.StringIO):
+    """A stream that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def open_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Return the terminal that output and errors go to; rows are drawn at once. pytest would undo it in a fixture."""
+    made = Terminal()
+    monkeypatch.setattr(sinks, "_LIVE_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stdout", made)
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
+
+
+def show(output: NotebookOutput, text: str | None, name: str = "", *, update: bool = False) -> None:
+    """Show a display, without plain text where that is None."""
+    data = {"text/html": "<b>"} if text is None else {"text/plain": text}
+    content: dict[str, Any] = {
+        "data": data,
+        "metadata": {},
+        "transient": {"display_id": name} if name else {},
+    }
+    output.show("update_display_data" if update else "display_data", content)
+
+
+def write(output: NotebookOutput, text: str, stream: str = "stdout") -> None:
+    output.show("stream", {"name": stream, "text": text})
+
+
+def count_up(output: NotebookOutput, name: str, *texts: str) -> None:
+    for index, text in enumerate(texts):
+        show(output, text, name, update=index > 0)
+
+
+def test_a_file_has_the_last_state_of_a_display(capsys: pytest.CaptureFixture[str]) -> None:
+    output = NotebookOutput()
+    count_up(output, "a", "0%", "50%", "100% 1 s", "100% 2 s")
+    assert capsys.readouterr().out == ""
+    write(output, "next\n")
+    assert capsys.readouterr().out == "100% 2 s\nnext\n"
+    show(output, "100% 3 s", "a", update=True)
+    count_up(output, "b", "0%", "60%")
+    write(output, "next\n")
+    assert capsys.readouterr().out == "next\n"
+    output.end_cell()
+    output.end_cell()
+    assert capsys.readouterr() == ("60%\n", "")
+
+
+def test_what_is_not_updated_keeps_its_place(capsys: pytest.CaptureFixture[str]) -> None:
+    output = NotebookOutput()
+    show(output, "one\nof two lines", "a")
+    write(output, "between\n")
+    show(output, "no id")
+    show(output, "another", "b")
+    output.show("execute_result", {"data": {"text/plain": "7"}})
+    output.end_cell()
+    assert capsys.readouterr().out == "one\nof two lines\nbetween\nno id\nanother\n7\n"
+
+
+def test_a_display_of_an_earlier_cell_is_printed_again_where_it_changes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = NotebookOutput()
+    show(output, "early", "a")
+    output.end_cell()
+    count_up(output, "b", "other")
+    show(output, "late", "a", update=True)
+    show(output, "late", "a", update=True)
+    write(output, "now\n")
+    output.end_cell()
+    assert capsys.readouterr().out == "early\nother\nnow\nlate\n"
+
+
+def test_what_is_empty_cleared_unknown_or_has_no_text_is_not_printed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = NotebookOutput()
+    count_up(output, "empty", "10%", "")
+    show(output, "unknown", "unknown", update=True)
+    show(output, None)
+    show(output, None, "html")
+    show(output, "cleared", "cleared")
+    output.show("clear_output", {"wait": True})
+    show(output, "cleared", "cleared", update=True)
+    output.show("status", {"execution_state": "idle"})
+    output.end_cell()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_redraws_a_display_in_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    output = NotebookOutput()
+    count_up(output, "a", "10%", "20%")
+    assert terminal.getvalue() == "\r\x1b[K10%\r\x1b[K20%"
+    write(output, "line\n")
+    assert terminal.getvalue().endswith("20%\r\x1b[Kline\n\r\x1b[K20%")
+    show(output, "90%", "a", update=True)
+    output.end_cell()
+    assert terminal.getvalue().endswith("\r\x1b[K90%\r\x1b[K90%\n")
+
+
+def test_a_row_takes_no_place_of_an_unfinished_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    output = NotebookOutput()
+    count_up(output, "a", "10%", "20%")
+    write(output, "wait", "stderr")
+    show(output, "30%", "a", update=True)
+    assert terminal.getvalue().endswith("20%\r\x1b[Kwait")
+    write(output, " over\n", "stderr")
+    assert terminal.getvalue().endswith("wait over\n\r\x1b[K30%")
+
+
+def test_several_lines_are_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = open_terminal(monkeypatch)
+    output = NotebookOutput()
+    count_up(output, "a", "one", "one\ntwo", "one\nthree")
+    output.say("note")
+    output.end_cell()
+    assert terminal.getvalue() == "\r\x1b[Kone\r\x1b[Knotebook-accel: note\none\nthree\n"
