@@ -183,8 +183,9 @@ test-rest: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp
 
 # On a busy machine Ray gives up a cluster that starts, so these begin when all else is over.
 test-ray: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
-	$(IF_APART) $(PY) -m pytest $(RAY) --durations=10 $(REPORT)
-	$(IF_APART) $(PY) -m pytest tests/contract -k '[ray]' --durations=10 --junitxml=$(REPORTS)/$@-contract.xml
+	failed=0; $(IF_APART) $(PY) -m pytest $(RAY) --durations=10 $(REPORT) || failed=$$?; \
+	$(IF_APART) $(PY) -m pytest tests/contract -k '[ray]' --durations=10 --junitxml=$(REPORTS)/$@-contract.xml || \
+		failed=$$?; exit $$failed
 
 test-contract: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
 	$(IF_APART) $(PY) -m pytest tests/contract -k 'not [ray]' --durations=10 $(REPORT)

@@ -183,10 +183,6 @@ _HOMES: Final = {
 def _import_all() -> None:
     """Import what the public names need, all at once: a worker that is a fork then has it."""
     with collector.pause(), requirements.explain_missing():
-        torch = importlib.import_module("torch")
-        if not hasattr(torch, "distributed"):
-            place = getattr(torch, "__file__", None) or "a folder of that name"
-            raise ImportError(f"the module torch, {place}, is not PyTorch: rename it, and restart the kernel")
         for home in dict.fromkeys(_HOMES.values()):
             if home != "config.schema":  # workers need none of it
                 importlib.import_module(f".{home}", __name__)

@@ -17,12 +17,16 @@ def main() -> Any:
 
 
 def _run() -> Any:
+    from . import requirements
+
+    if impostor := requirements.find_impostor():
+        print(f"Error: {impostor}", file=sys.stderr)
+        return sys.exit(1)
     try:
         from .cli import main as command
 
         return command.main()
     except ModuleNotFoundError as error:
-        from . import requirements
         from .cli import missing
 
         if not requirements.is_of_missing(error):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final
 
 TABLE: Final[Mapping[str, str]] = {
@@ -267,37 +266,11 @@ def restore(saved: Mapping[str, str]) -> None:
     Args:
         saved: what `snapshot` returned.
     """
-    find_changes(saved).make()
-
-
-@dataclass(frozen=True)
-class Changes:
-    """How an environment differs from another one.
-
-    Attributes:
-        removed: names of variables.
-        set: values by name.
-    """
-
-    removed: Collection[str]
-    set: Mapping[str, str]
-
-    def make(self) -> None:
-        """Change the environment of this process."""
-        for name in self.removed:
-            os.environ.pop(name, None)
-        os.environ.update(self.set)
-
-
-def find_changes(wanted: Mapping[str, str]) -> Changes:
-    """Return how an environment differs from that of this process.
-
-    Args:
-        wanted: all its variables.
-    """
-    present = snapshot()
-    changed = {name: text for name, text in wanted.items() if present.get(name) != text}
-    return Changes(present.keys() - wanted.keys(), changed)
+    for name in os.environ.keys() - saved.keys():
+        del os.environ[name]
+    for name, text in saved.items():
+        if os.environ.get(name) != text:
+            os.environ[name] = text
 
 
 @contextmanager

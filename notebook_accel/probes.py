@@ -34,7 +34,9 @@ def is_available(name: str) -> bool:
 
 def has_torch() -> bool:
     """Return whether torch is imported, to its end; a module of that name beside the notebook is not torch."""
-    return hasattr(sys.modules.get("torch"), "distributed")
+    torch = sys.modules.get("torch")
+    is_being_imported = getattr(getattr(torch, "__spec__", None), "_initializing", False)
+    return hasattr(torch, "distributed") and not is_being_imported
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import os
 import re
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -58,15 +59,32 @@ def explain_missing() -> Iterator[None]:
     """Raise an import that fails for want of a requirement as one sentence about all that are missing.
 
     Raises:
-        ImportError: a requirement is missing. What fails for another reason stays as it is.
+        ImportError: a requirement is missing, or torch is not PyTorch. What fails for another reason stays as it is.
     """
     __tracebackhide__ = True
+    if impostor := find_impostor():
+        raise ImportError(impostor, name="torch")
     try:
         yield
     except ModuleNotFoundError as error:
         if not is_of_missing(error):
             raise
         raise ImportError(describe(find_missing()), name=error.name) from None
+
+
+def find_impostor() -> str:
+    """Return a sentence where the module that is found as torch is another one of that name, empty where it is not."""
+    try:
+        spec = importlib.util.find_spec("torch")
+    except ValueError:  # it has no spec
+        return ""
+    if spec is None or spec.origin is None:
+        return ""
+    if any(
+        os.path.exists(os.path.join(place, "distributed")) for place in spec.submodule_search_locations or ()
+    ):
+        return ""
+    return f"the module torch, {spec.origin}, is not PyTorch: rename it, and start again"
 
 
 def _is_here(name: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,5 +21,9 @@ def stop(pid: int) -> None:
 def _find_states(pid: int) -> list[str]:
     threads = Path(f"/proc/{pid}/task")
     if threads.is_dir():
-        return [(thread / "stat").read_text().rpartition(")")[2].split()[0] for thread in threads.iterdir()]
+        states = []
+        for thread in threads.iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                states.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
+        return states
     return ["T" if psutil.Process(pid).status() == psutil.STATUS_STOPPED else ""]

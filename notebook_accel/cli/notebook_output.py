@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -11,7 +12,7 @@ import rich_click as click
 from ..events import Progress
 from ..stream.sinks import TerminalRows
 
-_FULL: Final = "100%"  # what bars have at their end
+_SHARE: Final = re.compile(r"(\d+)%")
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -24,12 +25,18 @@ class _Display:
     @property
     def is_due(self) -> bool:
         """Whether there is a text that is not printed; all states of a full bar count as one."""
-        return self.text not in ("", self.printed) and not (_FULL in self.text and _FULL in self.printed)
+        return self.text not in ("", self.printed) and not (_is_full(self.text) and _is_full(self.printed))
 
     @property
     def is_settled(self) -> bool:
         """Whether it looks as if the text stays as it is."""
-        return not self.has_changed or _FULL in self.text
+        return not self.has_changed or _is_full(self.text)
+
+
+def _is_full(text: str) -> bool:
+    """Return whether a text is that of a bar at its end: the first share in it is all."""
+    found = _SHARE.search(text)
+    return found is not None and found[1] == "100"
 
 
 class NotebookOutput:
@@ -46,6 +53,7 @@ class NotebookOutput:
         self._of_cell: list[str] = []
         self._count = 0
         self._unended: set[bool] = set()  # whether it is stderr; a row would replace the line
+        self._will_forget = False  # at the next output
 
     def show(self, kind: str, content: Mapping[str, Any]) -> None:
         """Show a message of the kernel.
@@ -60,7 +68,9 @@ class NotebookOutput:
         elif kind == "error":
             self._print("\n".join(content["traceback"]) + "\n", err=True)
         elif kind == "clear_output":
-            self._forget()
+            self._will_forget = True
+            if not content.get("wait"):
+                self._forget()
         elif kind in ("display_data", "execute_result", "update_display_data"):
             text = content["data"].get("text/plain")
             if kind == "update_display_data":
@@ -81,8 +91,10 @@ class NotebookOutput:
         self._print_displays(list(self._due.values()))
         self._of_cell.clear()
         self._unended.clear()
+        self._will_forget = False
 
     def _add(self, name: str, text: str) -> None:
+        self._forget()
         self._print_settled()
         self._count += 1
         self._displays[name] = shown = _Display(number=self._count)
@@ -104,13 +116,17 @@ class NotebookOutput:
         self._draw()
 
     def _forget(self) -> None:
-        """Drop the displays of this cell: a notebook does not have them any more, and no updates of them."""
+        """Drop the displays of this cell, if they were cleared: a notebook has no updates of them any more."""
+        if not self._will_forget:
+            return
+        self._will_forget = False
         for name in self._of_cell:
             if (shown := self._displays.pop(name, None)) is not None:
                 self._remove(shown)
         self._of_cell.clear()
 
     def _print(self, text: str, *, err: bool = False) -> None:
+        self._forget()
         self._print_settled()
         self._rows.clear()
         click.echo(text, nl=False, err=err)

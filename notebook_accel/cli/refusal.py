@@ -60,7 +60,9 @@ def _drop_unread() -> bool:
         try:
             if stream is not None:  # it was closed before this began
                 stream.flush()
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError) and stream is sys.stdout:  # a full disk
+                click.echo(f"Error: the output cannot be written: {error}", err=True)
             is_lost = True
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, stream.fileno())

@@ -5,9 +5,22 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import multiprocessing.context
+import os
 import sys
+import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+_PLATFORMS: Final = multiprocessing.get_all_start_methods()[
+    0
+]  # asked later, it may be what a worker was given
+_CHANGING: Final = threading.Lock()
+_users: list[object] = []  # blocks that have changed the default
+_before: list[Any] = []  # the default, and what was chosen
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows: another thread may hold the lock at a fork
+    os.register_at_fork(after_in_child=_CHANGING._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 def choose_start_method() -> str | None:
@@ -22,7 +35,7 @@ def choose_start_method() -> str | None:
     """
     found = _find_context()
     method: str = (found._actual_context or found._default_context).get_start_method()
-    if method != multiprocessing.get_all_start_methods()[0]:
+    if method != _PLATFORMS:
         return method
     return "fork" if sys.platform == "linux" else None
 
@@ -41,19 +54,34 @@ def set_default(method: str) -> None:
 
 @contextlib.contextmanager
 def start_as_in_workers() -> Iterator[None]:
-    """Let this process start others in the block as a worker would, unless the block chooses another method."""
-    found, method = _find_context(), choose_start_method()
-    default, chosen = found._default_context, found._actual_context
-    if method in (None, (chosen or default).get_start_method()):
-        yield
-        return
-    set_default(method)
+    """Let this process start others in the block as a worker would, unless the block chooses another method.
+
+    Blocks of several threads may overlap; all is as before when the last one ends.
+    """
+    found, token = _find_context(), object()
+    with _CHANGING:
+        method = choose_start_method()
+        if not _users and method not in (None, (found._actual_context or found._default_context)._name):
+            _before[:] = found._default_context, found._actual_context
+            set_default(method)
+        if _before:
+            _users.append(token)
     try:
         yield
     finally:
-        if found._actual_context in (None, found._default_context):
-            found._actual_context = chosen
-        found._default_context = default
+        with _CHANGING:
+            if token in _users:
+                _users.remove(token)
+                if not _users:
+                    _restore(found)
+
+
+def _restore(found: Any) -> None:
+    default, chosen = _before
+    _before.clear()
+    if found._actual_context in (None, found._default_context):
+        found._actual_context = chosen
+    found._default_context = default
 
 
 def _find_context() -> Any:

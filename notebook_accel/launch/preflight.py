@@ -221,11 +221,11 @@ def _look_at_machine(
         if kind is None:
             kind = devices.XLA if shards else devices.best(use_cpu, has_tpu, environment)
         missing: list[str] = []
-        if use_cpu or not (requested is None or requested.on_this_node):
+        is_elsewhere = not requested.on_this_node if requested else options["hosts"] or options["slurm"]
+        asks_for_xla = requested is None and has_tpu and not devices.find_requested(environment)
+        if use_cpu or is_elsewhere:
             pass  # no device of this machine is needed
-        elif kind is devices.XLA or (
-            requested is None and has_tpu and not devices.find_requested(environment)
-        ):
+        elif kind is devices.XLA or asks_for_xla:
             missing = xla_runtime.find_missing(environment)
         elif absence := devices.find_absence(kind, environment):
             missing = [absence]

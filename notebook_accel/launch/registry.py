@@ -17,10 +17,13 @@ from .durations import Start
 from .engines.base import Engine
 from .job import Job
 from .run import MakeSink, Run
+from .supervise.starting import FORKS_AT_ONCE
 
 _DESCRIPTORS_OF_EACH: Final = 7
-_DESCRIPTORS_OF_ALL: Final = 52
-"""How many descriptors the start of a run takes at most: for each worker, and for the store and what waits."""
+_DESCRIPTORS_OF_ALL: Final = 24
+_DESCRIPTORS_AT_ONCE: Final = 4
+"""How many descriptors the start of a run takes at most: for each worker, for the store and what waits, and for each
+worker but one that is prepared beside others."""
 _KEPT: Final = 8  # runs that have ended
 _LAST_SECONDS: Final = 2.0
 _CHANGING: Final = threading.RLock()
@@ -76,7 +79,8 @@ def require_descriptors(workers: int) -> None:
     Raises:
         LaunchError: it may not.
     """
-    count = _DESCRIPTORS_OF_EACH * workers + _DESCRIPTORS_OF_ALL
+    at_once = _DESCRIPTORS_AT_ONCE * (min(workers, FORKS_AT_ONCE) - 1)
+    count = _DESCRIPTORS_OF_EACH * workers + _DESCRIPTORS_OF_ALL + at_once
     found: list[int] = []
     with interrupts.delay_interrupt():  # what is open has to be in the list
         try:

@@ -144,7 +144,8 @@ def test_too_few_descriptors(tmp_path: Path, method: str) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1 + free, before[1]))
             try:
                 return notebook_launcher(value, num_processes=20, **options) == list(range(20))
-            except na.LaunchError:
+            except na.LaunchError as error:
+                print("too few:", "workers take" in str(error), error)
                 return False
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, before)
@@ -168,6 +169,7 @@ def test_too_few_descriptors(tmp_path: Path, method: str) -> None:
     refused = [line for line in lines if line.startswith("refused:")]
     assert len(refused) == 14 and all("LaunchError 6 workers take" in line for line in refused), out
     assert "left 0" in lines and "least True" in lines, out
+    assert not [line for line in lines if line.startswith("too few: False")], "in the middle of a start"
 
 
 def test_many_ranks_on_few_cores(tmp_path: Path) -> None:

@@ -435,11 +435,12 @@ def test_pools_and_loaders_of_cells_where_forks_are_not_the_default(fresh_kernel
     cell = fresh_kernel.run(
         """
         import multiprocessing, multiprocessing.context
+        from notebook_accel.launch import children
         from concurrent.futures import ProcessPoolExecutor
         from torch.utils.data import DataLoader, Dataset
         found = multiprocessing.context._default_context
         found._default_context = multiprocessing.get_context("forkserver")
-        multiprocessing.get_all_start_methods = lambda: ["forkserver", "fork", "spawn"]
+        children._PLATFORMS = "forkserver"
         class Squares(Dataset):
             def __len__(self): return 4
             def __getitem__(self, index): return index * index

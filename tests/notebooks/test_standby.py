@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.notebooks.kernel import SLEEP, Kernel, prepare_kernel
+from tests.notebooks.kernel import ROOT, SLEEP, Kernel
 
 pytestmark = [pytest.mark.notebook, pytest.mark.not_on("darwin", "win32", "no copy of a kernel stands by")]
 
@@ -452,15 +454,22 @@ def test_the_workers_folder_goes_with_a_kernel_that_is_killed(
     wait_for(lambda: not any(folder.exists() for folder in folders))
 
 
-def test_another_module_of_the_name_of_torch_is_told_once_it_is_needed(tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("")
+@pytest.mark.parametrize("file", ["torch.py", "torch/__init__.py"])
+def test_another_module_of_the_name_of_torch_is_named_once(tmp_path: Path, file: str) -> None:
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).write_text("")
+    told = f"the module torch, {tmp_path / file}, is not PyTorch: rename it, and start again"
     kernel = Kernel(tmp_path)
-    with prepare_kernel(kernel, "import torch, notebook_accel", timeout=120):
-        cell = kernel.run("print('told')").ok()
-        assert cell.stdout == "told\n" and cell.stderr == ""
-        asked = kernel.run("from notebook_accel import notebook_launcher")
-        assert asked.error == (
-            "ImportError",
-            f"the module torch, {tmp_path / 'torch.py'}, is not PyTorch: rename it, and restart the kernel",
+    with contextlib.closing(kernel):
+        for code in ("import torch, notebook_accel", "from notebook_accel import Accelerator"):
+            assert kernel.run(code).error == ("ImportError", told)
+            cell = kernel.run("print('told')").ok()
+            assert cell.stdout == "told\n" and cell.stderr == ""
+        cell = kernel.run("%load_ext notebook_accel")
+        assert told in cell.told
+        command = [sys.executable, "-m", "notebook_accel", "doctor"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240
         )
-        assert kernel.run("print('told')").ok().stderr == ""
+        assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {told}\n")

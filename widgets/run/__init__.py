@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Final
 
-from notebook_accel import environ, probes
+from notebook_accel import caller, environ, probes
 from notebook_accel.errors import LaunchError
 from notebook_accel.launch.run import Run
 from notebook_accel.stream.sinks import Sink
@@ -41,7 +40,7 @@ def make_sink(run: Run) -> Sink:
         asked = "view='widget'" if run.job.view == "widget" else "NOTEBOOK_ACCEL_VIEW=widget"
         if "widget" in (run.job.view, environ.get(_VARIABLE, "")):
             raise LaunchError(f"{asked}: ipywidgets cannot be imported here ({problem})")
-        warnings.warn(f"ipywidgets cannot be imported ({problem}): runs are shown as text", stacklevel=2)
+        caller.warn(f"ipywidgets cannot be imported ({problem}): runs are shown as text")
     return TextDisplay(run) if run.job.background else PrintedRun(run)
 
 

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 import psutil
 
-from ... import environ, interrupts, runtime
+from ... import interrupts, runtime
 from ...errors import LaunchError
 from ...events import Event, Notice, Order, Phase
 from ...stream.inbox import Inbox
@@ -32,10 +32,9 @@ from ..worker.main import WorkerSpec, main
 from . import fork_server, hang_report, socket_folder
 from .end_watch import EndWatch, HasExitCode
 from .memory_kills import MemoryKills
-from .starting import Joint, Starting, WorkerEnds
+from .starting import FORKS_AT_ONCE, Joint, Starting, WorkerEnds
 from .worker_group import Attempt, Member, WorkerGroup
 
-_FORKS_AT_ONCE: Final = 8  # then what has started is written down; each has ends open until then
 _KILL_SECONDS: Final = 30.0  # the system takes a while to take down a large process
 _REDIRECTING: Final = threading.Lock()
 _ADVICE: Final = {
@@ -107,6 +106,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         self._setup = setup
         self._threads = environment.count_threads(self._job)
         self._inbox = Inbox()
+        self._number = 1  # of the worker that is prepared or started
         self._sockets = socket_folder.WorkersFolder()
         self._memory_kills = MemoryKills()
         self._leftovers = Leftovers()
@@ -147,7 +147,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         try:
             yield
         except OSError as error:
-            text = f"worker {len(self._members) + 1} of {len(self._environments)} cannot start: {error}"
+            text = f"worker {self._number} of {len(self._environments)} cannot start: {error}"
             advice = _ADVICE.get(error.errno or 0, "")
             raise LaunchError(text + (f"; {advice}" if advice else "")) from error
 
@@ -164,8 +164,8 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
     def _start_all(self, ranks: Sequence[int]) -> None:
         if self._job.start_method == "fork":
-            for first in range(0, len(ranks), _FORKS_AT_ONCE):
-                self._start_some(ranks[first : first + _FORKS_AT_ONCE])
+            for first in range(0, len(ranks), FORKS_AT_ONCE):
+                self._start_some(ranks[first : first + FORKS_AT_ONCE])
         else:
             for rank in ranks:
                 self._start_fresh(rank)
@@ -180,16 +180,21 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         begun: list[WorkerProcess] = []
         try:
             for rank in ranks:
+                self._number = len(self._members) + len(prepared) + 1
                 joint = starting.join(self._context)
                 prepared.append(_Prepared(rank, joint, self.prepare_process(rank, joint.theirs)))
             with interrupts.block_interrupt_in_children():
                 for _, joint, begin in prepared:
+                    self._number = len(self._members) + len(begun) + 1
                     starting.begins = joint
                     begun.append(begin())
         finally:
-            for (rank, joint, _), process in zip(prepared, begun, strict=False):
-                self._note_start(rank, joint, process)
-            starting.end([joint for _, joint, _ in prepared[: len(begun)]])
+            try:
+                for (rank, joint, _), process in zip(prepared, begun, strict=False):
+                    self._note_start(rank, joint, process)
+            finally:
+                noted = {member.rank for member in self._members}
+                starting.end([joint for rank, joint, _ in prepared if rank in noted])
 
     def _start_fresh(self, rank: int) -> None:
         """Start a worker; where its fork server was killed since it answered, by another one."""
@@ -224,10 +229,9 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             ends: what joins it with the notebook; closed here afterwards.
         """
         forked = self._job.start_method == "fork"
-        wanted = self._environments[rank]
         spec = WorkerSpec(
             rank=rank,
-            environment=environ.find_changes(wanted) if forked else wanted,
+            environment=self._environments[rank],
             stdout=ends.stdout,
             stderr=ends.stderr,
             events=ends.events,

@@ -16,6 +16,8 @@ from .. import descriptors
 
 OUTPUT_BY_PIPES: Final = sys.platform != "win32"
 """Elsewhere output comes as events: the ends of a pipe cannot be waited for."""
+FORKS_AT_ONCE: Final = 8
+"""Workers that are prepared before the first of them is forked."""
 _Way: TypeAlias = Channel | Literal["lifeline"]
 
 

@@ -49,7 +49,7 @@ class WorkerSpec:
 
     Attributes:
         rank: global rank.
-        environment: all environment variables of the process; of a fork the `environ.Changes` from the notebook's.
+        environment: all environment variables of the process.
         stdout: the pipe that its output goes to; None sends output as events.
         stderr: likewise for its errors.
         events: the socket for events to the notebook and orders from it. The first word on it says to begin.
@@ -72,7 +72,7 @@ class WorkerSpec:
     """
 
     rank: int
-    environment: Mapping[str, str] | environ.Changes
+    environment: Mapping[str, str]
     stdout: PipeEnd | None
     stderr: PipeEnd | None
     events: socket.socket
@@ -136,10 +136,7 @@ def _become_worker(spec: WorkerSpec) -> None:
     faulthandler.enable(2)
     if sys.platform != "win32" and STACK_SIGNAL is not None:
         faulthandler.register(STACK_SIGNAL, 2, all_threads=False)
-    if isinstance(spec.environment, environ.Changes):
-        spec.environment.make()
-    else:
-        environ.restore(spec.environment)
+    environ.restore(spec.environment)
     if not spec.forked and spec.directory is not None:
         os.chdir(spec.directory)
     if spec.child_start_method is not None:

@@ -97,7 +97,7 @@ def test_what_is_empty_cleared_unknown_or_has_no_text_is_not_printed(
     show(output, None)
     show(output, None, "html")
     show(output, "cleared", "cleared")
-    output.show("clear_output", {"wait": True})
+    output.show("clear_output", {"wait": False})
     show(output, "cleared", "cleared", update=True)
     output.show("status", {"execution_state": "idle"})
     output.end_cell()
@@ -134,3 +134,27 @@ def test_several_lines_are_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     output.say("note")
     output.end_cell()
     assert terminal.getvalue() == "\r\x1b[Kone\r\x1b[Knotebook-accel: note\none\nthree\n"
+
+
+def test_what_is_to_be_cleared_at_the_next_output_stays_without_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = NotebookOutput()
+    count_up(output, "a", "10%", "20%")
+    output.show("clear_output", {"wait": True})
+    write(output, "next\n")
+    count_up(output, "b", "30%", "40%")
+    output.show("clear_output", {"wait": True})
+    output.end_cell()
+    assert capsys.readouterr().out == "next\n40%\n"
+
+
+def test_the_first_share_of_a_bar_says_whether_it_is_full(capsys: pytest.CaptureFixture[str]) -> None:
+    output = NotebookOutput()
+    count_up(output, "a", "b:  0%", "b: 33%, acc=100%")
+    write(output, "between\n")
+    show(output, "b: 50%, acc=100%", "a", update=True)
+    write(output, "between\n")
+    show(output, "b: 100%, acc=100%", "a", update=True)
+    output.end_cell()
+    assert capsys.readouterr().out == "between\nbetween\nb: 100%, acc=100%\n"
