@@ -15,9 +15,8 @@ _PLATFORMS: Final = multiprocessing.get_all_start_methods()[
     0
 ]  # asked later, it may be what a worker was given
 _CHANGING: Final = threading.Lock()
-_users: list[object] = []  # blocks that have changed the default
-_before: list[Any] = []  # the default, and what was chosen
-
+_BLOCKS: Final = "blocks_of_notebook_accel"
+"""What multiprocessing's context has of us: blocks in which the default is another one, each with what was before."""
 
 if hasattr(os, "register_at_fork"):  # not on Windows: another thread may hold the lock at a fork
     os.register_at_fork(after_in_child=_CHANGING._at_fork_reinit)  # type: ignore[attr-defined]
@@ -58,27 +57,27 @@ def start_as_in_workers() -> Iterator[None]:
 
     Blocks of several threads may overlap; all is as before when the last one ends.
     """
-    found, token = _find_context(), object()
+    found, block = _find_context(), object()
+    blocks: list[tuple[object, Any, Any]] = vars(found).setdefault(_BLOCKS, [])
     with _CHANGING:
+        default, chosen = found._default_context, found._actual_context
         method = choose_start_method()
-        if not _users and method not in (None, (found._actual_context or found._default_context)._name):
-            _before[:] = found._default_context, found._actual_context
+        if blocks:
+            blocks.append((block, *blocks[0][1:]))
+        elif method not in (None, (chosen or default).get_start_method()):
             set_default(method)
-        if _before:
-            _users.append(token)
+            blocks.append((block, default, chosen))
     try:
         yield
     finally:
         with _CHANGING:
-            if token in _users:
-                _users.remove(token)
-                if not _users:
-                    _restore(found)
+            for entry in [entry for entry in blocks if entry[0] is block]:
+                blocks.remove(entry)
+                if not blocks:
+                    _restore(found, *entry[1:])
 
 
-def _restore(found: Any) -> None:
-    default, chosen = _before
-    _before.clear()
+def _restore(found: Any, default: Any, chosen: Any) -> None:
     if found._actual_context in (None, found._default_context):
         found._actual_context = chosen
     found._default_context = default

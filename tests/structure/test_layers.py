@@ -380,6 +380,7 @@ def test_the_form_and_the_magics_know_what_they_show_only() -> None:
 def test_the_view_of_a_run_reads_the_run_only() -> None:
     """It gets by without the form, and without what trains."""
     allowed = {
+        "caller",
         "config",
         "environ",
         "errors",

@@ -139,7 +139,7 @@ def test_an_interrupt_while_torch_is_imported_ends_the_command_without_a_traceba
     words: tuple[str, ...], tmp_path: Path
 ) -> None:
     slow = tmp_path / "slow" / "torch"
-    slow.mkdir(parents=True)
+    (slow / "distributed").mkdir(parents=True)
     (slow / "__init__.py").write_text(SLOW_IMPORT)
     (tmp_path / "s.py").write_text("")
     variables = environment(PYTHONPATH=os.pathsep.join([str(slow.parent), str(ROOT)]), HF_HOME=str(tmp_path))
