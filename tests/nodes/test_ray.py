@@ -32,11 +32,12 @@ from tests.patient_ray import be_patient
 from tests.ports import free_port
 
 be_patient()
+client_port = free_port()
 health = {"health_check_period_ms": 1000, "health_check_failure_threshold": 20}
 head = {
     "num_cpus": 2,
     "include_dashboard": False,
-    "ray_client_server_port": free_port(),
+    "ray_client_server_port": client_port,
     "_system_config": health,  # a dead node is missed after 20 s, and so is one that is slow
 }
 cluster = Cluster(initialize_head=True, head_node_args=head)
