@@ -11,9 +11,8 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
-_PLATFORMS: Final = multiprocessing.get_all_start_methods()[
-    0
-]  # asked later, it may be what a worker was given
+_PLATFORMS: Final = multiprocessing.get_all_start_methods()[0]
+"""The platform's default; asked later, it may be what a worker was given."""
 _CHANGING: Final = threading.Lock()
 _BLOCKS: Final = "blocks_of_notebook_accel"
 """What multiprocessing's context has of us: blocks in which the default is another one, each with what was before."""
