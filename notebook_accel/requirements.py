@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import os
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 DISTRIBUTION: Final = "notebook-accel"
 _MODULES: Final = {"pyyaml": "yaml"}
 """Names of modules that differ from those of their distributions in more than `-` and `_`."""
-_REQUIREMENT: Final = re.compile(r"([\w.-]+)([^;]*)(;.*)?")
+_REQUIREMENT: Final = r"([\w.-]+)([^;]*)(;.*)?"
 
 
 def find_missing() -> list[str]:
@@ -22,11 +20,14 @@ def find_missing() -> list[str]:
     Only `ruamel`, a folder without code, is imported for that. Nothing is known, and the list empty, if this package is
     not installed but on the path only.
     """
+    import re  # here: these take longer to import than all that the package itself imports
+    from importlib import metadata
+
     try:
-        lines = importlib.metadata.requires(DISTRIBUTION) or []
-    except importlib.metadata.PackageNotFoundError:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
         return []
-    parts = [found.groups() for line in lines if (found := _REQUIREMENT.match(line))]
+    parts = [found.groups() for line in lines if (found := re.match(_REQUIREMENT, line))]
     return [
         f"{name}{versions.strip()}" for name, versions, marker in parts if not marker and not _is_here(name)
     ]
@@ -107,5 +108,7 @@ def _module(name: str) -> str:
 
 
 def _split(requirement: str) -> tuple[str, str]:
-    found = _REQUIREMENT.match(requirement)
+    import re
+
+    found = re.match(_REQUIREMENT, requirement)
     return (found[1], found[2]) if found else (requirement, "")
