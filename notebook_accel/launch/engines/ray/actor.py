@@ -142,7 +142,7 @@ class RankActor:
 
     def _begin(self, assignment: Assignment, pickled: Pickled) -> None:
         """Hand the rank and the function to the process; it calls the function at the notebook's word."""
-        payload = SharedPickle(pickled)
+        payload = SharedPickle(pickled, in_one_file=True)
         work = Work(
             rank=assignment.rank,
             variables=assignment.variables,

@@ -349,7 +349,9 @@ class Agent:
         if self._listening is not None:
             drop_connections(self._listening)
         try:
-            payload = SharedPickle(Pickled(data=bytes(order.data), buffers=[*order.buffers]))
+            payload = SharedPickle(
+                Pickled(data=bytes(order.data), buffers=[*order.buffers]), in_one_file=True
+            )
             try:
                 for work in order.works:
                     self._start(order.start, work, payload, len(order.works))

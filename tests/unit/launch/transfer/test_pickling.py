@@ -101,7 +101,7 @@ def test_a_segment_is_private_to_each_that_opens_it() -> None:
     segment = SharedPickle(pack((array, torch.zeros(5), "text")))
     twin = SharedPickle.__new__(SharedPickle)
     twin.__dict__ = segment.__dict__ | {"_memory": object.__new__(type(segment._memory))}
-    twin._memory.__dict__ = segment._memory.__dict__ | {"_fd": os.dup(segment._memory._fd)}
+    twin._memory.__dict__ = segment._memory.__dict__ | {"_fds": [os.dup(segment._memory.fileno())]}
     first, tensor, text = segment.open()
     first[0] = 1
     tensor[0] = 1
