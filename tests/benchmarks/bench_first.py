@@ -62,7 +62,7 @@ def run() -> list[Row]:
 
 def _time_first_launch(use: str, cells: list[float] | None) -> float:
     """Return the seconds of the first launch of a new kernel, after a cell that uses torch."""
-    variables = {"OMP_NUM_THREADS": "2", "NOTEBOOK_ACCEL_STANDBY": str(cells is not None).lower()}
+    variables = {"NOTEBOOK_ACCEL_STANDBY": str(cells is not None).lower()}
     with tempfile.TemporaryDirectory() as folder:
         kernel = Kernel(Path(folder), **variables)
         with contextlib.closing(kernel):

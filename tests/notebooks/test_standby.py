@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.notebooks.kernel import ROOT, SLEEP, Kernel
+from tests.stopping import stop
 
 pytestmark = [pytest.mark.notebook, pytest.mark.not_on("darwin", "win32", "no copy of a kernel stands by")]
 
@@ -293,6 +294,36 @@ def test_a_module_that_loads_when_it_is_asked_stays_unloaded(kernel: Kernel) -> 
     """
     cell = kernel.run(textwrap.dedent(lazy) + MORE).ok()
     assert cell.stdout == cell.stderr == ""
+
+
+@pytest.mark.once
+def test_a_launch_asks_only_what_may_still_import_whether_it_answers(kernel: Kernel) -> None:
+    kernel.run(
+        """
+        from notebook_accel.launch.supervise import fork_server
+        asked = []
+        wait = fork_server._wait_for_answer
+        fork_server._wait_for_answer = lambda check: asked.append(wait(check))
+        modules = ["notebook_accel.launch.worker.warm"]
+        """
+    ).ok()
+    kernel.run(USE).ok()
+    assert kernel.run("runtime.standby()[0].has_imported(['no_such_module'])").ok().value == "False"
+    wait_for(lambda: kernel.run("runtime.standby()[0].has_imported(modules)").ok().value == "True")
+    assert kernel.run(RANKS, timeout=120).ok().value == "['0', '1']"
+    assert kernel.run("asked").ok().value == "[]"
+
+
+@pytest.mark.once
+def test_a_launch_waits_for_what_imports_the_compiler(kernel: Kernel) -> None:
+    pid, _, has_compiler = find(kernel)
+    assert not has_compiler
+    stop(pid)
+    kernel.run(f"standby = runtime.standby()[0]; standby.load_compiler()\n{USE}").ok()
+    assert kernel.run("standby.has_imported(['notebook_accel.launch.worker.warm'])").ok().value == "False"
+    os.kill(pid, signal.SIGCONT)
+    cell = kernel.run(RANKS, timeout=120).ok()
+    assert cell.value == "['0', '1']" and COPIED in cell.stdout
 
 
 INTERRUPTED = """

@@ -44,8 +44,10 @@ def start(job: Job, check: Callable[[], None]) -> None:
     from multiprocessing import forkserver  # not on every system
 
     server: Any = forkserver._forkserver
-    forkserver.set_forkserver_preload(_choose_modules(job, getattr(server, "_preload_modules", ())))
+    modules = _choose_modules(job, getattr(server, "_preload_modules", ()))
+    forkserver.set_forkserver_preload(modules)
     usable = standby.find_usable(job.options)
+    is_ready = usable is not None and usable.has_imported(modules)
     known = {server._forkserver_pid, usable and usable.pid}
     descriptors.keep_server_from_forks()
     with explain_end(job, check):
@@ -56,6 +58,10 @@ def start(job: Job, check: Callable[[], None]) -> None:
                 forkserver.ensure_running()
         if server._forkserver_pid == runtime.fork_server():
             _check_it_goes_on(server._forkserver_pid)
+            return
+        if is_ready and usable is not None and server._forkserver_pid == usable.pid:
+            _check_it_stays(usable.pid)
+            runtime.set_fork_server(usable.pid)  # it has nothing to import any more
             return
         try:
             _wait_for_answer(check)

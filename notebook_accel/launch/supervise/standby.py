@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from ... import environ, interrupts, probes, runtime
 from .. import descriptors
-from ..worker.standby import LOAD, MAIN, NAME, SERVE, become_copy, change_name
+from ..worker.standby import COMPILER, LOAD, MAIN, NAME, SERVE, become_copy, change_name
 from . import end_watch
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 VARIABLE: Final = "NOTEBOOK_ACCEL_STANDBY"
 _MANY_MODULES: Final = 50  # that a newer copy has to have besides
 _MANY_FILES: Final = 256
+_MOST_SAID: Final = 4096
 _MOST_LOST: Final = 3
 _MOST_BYTES: Final = 512 << 20  # of the kernel's memory that a copy may keep from being freed
 _OF_KERNELS: Final = ("ipykernel", "IPython", "zmq", "tornado", "jupyter_client", "debugpy", "_pydev")
@@ -65,7 +66,8 @@ class Standby:
         self.is_taken = False
         self._is_reaped = False
         self._sending = threading.Lock()
-        self.has_compiler = is_copy and "torch._dynamo" in sys.modules
+        self.has_compiler = is_copy and COMPILER in sys.modules
+        self._said = b""
         self._connection = connection
         descriptors.keep_from_forks(self)
 
@@ -118,6 +120,19 @@ class Standby:
             self.has_compiler = True
             if not self.is_taken:
                 self._connection.sendall(LOAD)
+
+    def has_imported(self, names: Iterable[str]) -> bool:
+        """Return whether it has said that it has imported these modules, and all else that it was told to import.
+
+        Args:
+            names: the modules' full names.
+        """
+        if self.is_taken or sys.platform == "win32":
+            return False
+        with self._sending, contextlib.suppress(OSError):  # it has said nothing
+            self._said += self._connection.recv(_MOST_SAID, socket.MSG_DONTWAIT)
+        told = {COMPILER} if self.has_compiler else set()
+        return {*names, *told} <= set(self._said.decode().split("\n"))
 
     def end(self) -> None:
         """End the process, unless it is a fork server."""

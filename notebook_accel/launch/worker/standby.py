@@ -24,7 +24,8 @@ from .. import socket_owners
 
 _WARM: Final = "notebook_accel.launch.worker.warm"
 _SHELL: Final = "IPython.core.interactiveshell"
-_COMPILER: Final = "torch._dynamo"
+COMPILER: Final = "torch._dynamo"
+"""What a worker that trains needs besides."""
 LOAD: Final = b"l"
 """Says to import torch's compiler."""
 SERVE: Final = b"s"
@@ -129,9 +130,7 @@ def stand_by(fd: int, with_ipython: bool) -> NoReturn:
         _lead_nowhere((0, 1, 2), (fd,))
         os.register_at_fork(after_in_child=functools.partial(change_name, change_name(NAME)))
     notebook = socket_owners.find(os.getppid())
-    for name in [_SHELL] * with_ipython + [_WARM]:
-        _import(name)
-    code, *arguments = _wait(fd)
+    code, *arguments = _wait(fd, [_SHELL] * with_ipython + [_WARM])
     if arguments:
         sys.argv = ["-c", *arguments]
     try:
@@ -162,8 +161,12 @@ def _import(name: str) -> None:
     gc.freeze()  # else each fork would copy pages that it only counts references in
 
 
-def _wait(fd: int) -> list[str]:
+def _wait(fd: int, modules: Iterable[str]) -> list[str]:
     """Return what a fork server runs, once a launch has said so and its descriptors are in their places.
+
+    Args:
+        fd: the end of the socket to wait at.
+        modules: what to import before; the notebook is told which are there.
 
     Returns:
         The code, empty where the notebook has ended, and the arguments of the command line.
@@ -171,10 +174,15 @@ def _wait(fd: int) -> list[str]:
     if sys.platform == "win32":
         raise NotImplementedError
     with socket.socket(fileno=fd) as connection:
-        data, received, _, _ = socket.recv_fds(connection, 1, _MOST_FDS)
+        data, received = LOAD, list[int]()
         while data == LOAD:
-            _import(_COMPILER)
+            for name in modules:
+                _import(name)
+            loaded = [name for name in (_SHELL, _WARM, COMPILER) if name in sys.modules]
+            with contextlib.suppress(OSError):  # the notebook has ended
+                connection.sendall("".join(f"{name}\n" for name in loaded).encode())
             data, received, _, _ = socket.recv_fds(connection, 1, _MOST_FDS)
+            modules = [COMPILER]
         if not data:
             return [""]
         text = b""
