@@ -318,19 +318,50 @@ def count(kind: DeviceKind | str) -> int:
     return (kind_of(kind) if isinstance(kind, str) else kind).counter()
 
 
+def count_usable(kind: DeviceKind, environment: Mapping[str, str] | None = None) -> int:
+    """Return on how many devices of this machine the processes of a launch compute.
+
+    Args:
+        kind: of the devices.
+        environment: variables that override those of this process.
+
+    Returns:
+        The number of devices; 1 where ACCELERATE_TORCH_DEVICE names one of them by its number.
+    """
+    return min(1, kind.counter()) if _find_named(kind, environment) else kind.counter()
+
+
+def _find_named(kind: DeviceKind, environment: Mapping[str, str] | None) -> str:
+    """Return the one device that ACCELERATE_TORCH_DEVICE names by its number, empty where it names none."""
+    try:
+        wanted = find_requested(environment)
+    except ValueError:  # told where the kind of device is chosen
+        return ""
+    is_named = wanted is not None and wanted.type == kind.name and wanted.index is not None
+    return str(wanted) if is_named and kind.indexed else ""
+
+
 def describe_count(number: int, kind: DeviceKind) -> str:
     """Return a number of devices in words: `1 CUDA GPU`, `2 CUDA GPUs`."""
     return f"{number} {kind.label if number == 1 else kind.plural}"
 
 
-def too_few(num_processes: int, kind: DeviceKind, present: int) -> str:
+def too_few(
+    num_processes: int, kind: DeviceKind, present: int, environment: Mapping[str, str] | None = None
+) -> str:
     """Return the message for a launch with more processes than devices.
 
     Args:
         num_processes: number of processes on this node.
         kind: of the devices.
-        present: number of devices of this machine.
+        present: on how many of this machine they can compute.
+        environment: variables that override those of this process.
     """
+    if present and (named := _find_named(kind, environment)):
+        return (
+            f"num_processes={num_processes}: ACCELERATE_TORCH_DEVICE={named!r} names one device, on which all of them "
+            f"would compute; give num_processes=1, or ACCELERATE_TORCH_DEVICE={kind.name!r} for a device each"
+        )
     return (
         f"num_processes={num_processes}: this machine has {describe_count(present, kind)}, so at most {present} is "
         "possible; "

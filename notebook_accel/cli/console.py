@@ -116,8 +116,14 @@ class Console(Sink):
                 self._rows.show_bar(event)
             elif event.finished and event.leave:
                 self._write("stderr", [f"{event.text}\n"])
-        elif isinstance(event, Display) and not event.update:
-            self._write("stdout", [f"{event.data.get('text/plain', '')}\n"])
+        elif isinstance(event, Display):
+            self._show_display(event)
+
+    def _show_display(self, display: Display) -> None:
+        prefix = self._prefix(display.rank, "stdout")
+        if prefix is not None and not display.update:
+            lines = str(display.data.get("text/plain", "")).split("\n")
+            self._write("stdout", [f"{prefix}{line}\n" for line in lines])
 
     def _note_phase(self, phase: Phase) -> None:
         if phase.name == "restarting":

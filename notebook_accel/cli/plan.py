@@ -280,7 +280,9 @@ def _complete(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:
         return config
     kind = _find_kind(config)
     ids = config.gpu_ids.split(",") if config.gpu_ids not in (None, "all") else []
-    local = 1 if config.tpu_mode == "spmd" else max(1, len(ids) or devices.count(kind))
+    local = (
+        1 if config.tpu_mode == "spmd" else max(1, len(ids) or devices.count_usable(kind, config.environment))
+    )
     total = config.num_processes or local * config.num_machines
     if total > 1 and kind.backend is None:
         kind = devices.CPU
@@ -353,6 +355,9 @@ def _find_misfits(config: LaunchConfig) -> list[Problem]:
         name = "GPU" if wanted is devices.CPU else wanted.label
         text = f"{label}: this machine has no {name}: launch where there is one, or add --cpu to use CPUs"
         return [Problem(name="distributed_type", text=text)]
+    if not config.gpu_ids and local > (usable := devices.count_usable(wanted, config.environment)) < number:
+        text = devices.too_few(local, wanted, usable, config.environment)
+        return [Problem(name="num_processes", text=text)]
     return _check_devices(config, wanted, number, local)
 
 

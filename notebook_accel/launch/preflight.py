@@ -319,9 +319,8 @@ def _check_processes(
     is_elsewhere = requested is not None and not requested.on_this_node
     if number is None or machine.kind is devices.CPU or is_elsewhere or not machine.is_usable:
         return
-    present = _count_devices(options, machine, requested)
-    if number > present:
-        problems.append(ValueError(devices.too_few(number, machine.kind, present)))
+    if number > (present := _count_devices(options, machine, requested)):
+        problems.append(ValueError(devices.too_few(number, machine.kind, present, options["environment"])))
 
 
 def _count_processes(problems: Problems, options: Options, machine: Machine, requested: Engine | None) -> int:
@@ -336,9 +335,9 @@ def _count_processes(problems: Problems, options: Options, machine: Machine, req
 
 
 def _count_devices(options: Options, machine: Machine, requested: Engine | None) -> int:
-    if requested is None and machine.kind is devices.XLA:
-        requested = base.find("xla")  # it counts one process where torch_xla computes on the CPU
-    return machine.kind.counter() if requested is None else requested.count(options, machine.kind)
+    if requested is None:  # that of XLA counts one process where torch_xla computes on the CPU
+        requested = base.find("xla" if machine.kind is devices.XLA else "elastic")
+    return requested.count(options, machine.kind)
 
 
 def _needs_workers(

@@ -178,6 +178,8 @@ class TextSink(Sink):
         elif isinstance(event, Progress):
             self._live.show_bar(event)
         elif isinstance(event, Display):
+            if not event.update and (prefix := self._prefixes[event.rank].strip()):
+                self._write("stdout", [f"{prefix}\n"])  # whose it is
             publish(event.data, event.metadata, event.transient, update=event.update)
         elif isinstance(event, ClearOutput) and probes.find_kernel_shell() is not None:
             from IPython.display import clear_output

@@ -23,18 +23,21 @@ class Figures:
         self.box = ipywidgets.VBox([])
         self._shown: list[tuple[Display, Any]] = []  # displays with their widgets, as the box has them
 
-    def show(self, displays: Sequence[Display]) -> None:
+    def show(self, displays: Sequence[Display], *, names_ranks: bool) -> None:
         """Show displays; those that are shown already are not sent again.
 
         Args:
             displays: oldest first.
+            names_ranks: whether to say above each whose it is.
         """
         if [id(display) for display, _ in self._shown] == [id(display) for display in displays]:
             return
         known = {id(display): widget for display, widget in self._shown}
         wanted = {id(display) for display in displays}
         free = [widget for display, widget in self._shown if id(display) not in wanted]
-        self._shown = [(each, known.get(id(each)) or self._draw(each, free)) for each in displays]
+        self._shown = [
+            (each, known.get(id(each)) or self._draw(each, names_ranks, free)) for each in displays
+        ]
         self.box.children = tuple(widget for _, widget in self._shown)
         _close(free)
 
@@ -43,8 +46,8 @@ class Figures:
         _close([*(widget for _, widget in self._shown), self.box])
         self._shown.clear()
 
-    def _draw(self, display: Display, free: list[Any]) -> Any:
-        html = page.render_displays([display])
+    def _draw(self, display: Display, names_ranks: bool, free: list[Any]) -> Any:
+        html = page.render_displays([display], names_ranks=names_ranks)
         if not free:
             return ipywidgets.HTML(html)
         widget = free.pop(0)

@@ -177,13 +177,17 @@ def render_notice(picture: Picture) -> str:
 # -- displays
 
 
-def render_displays(displays: Sequence[Display]) -> str:
+def render_displays(displays: Sequence[Display], *, names_ranks: bool = False) -> str:
     """Return figures and other displays of the ranks as HTML. A display that needs scripts becomes its plain text.
 
     Args:
         displays: oldest first.
+        names_ranks: whether to say above each whose it is.
     """
-    return "".join(_render_display(event) for event in displays)
+    return "".join(
+        (f'<div style="opacity:0.8">rank {event.rank}</div>' if names_ranks else "") + _render_display(event)
+        for event in displays
+    )
 
 
 def _render_display(event: Display) -> str:
@@ -239,7 +243,7 @@ def render_page(picture: Picture) -> str:
     if used := embed_chart(_list_usage(picture), "memory and load of the ranks"):
         parts.append(render_fold("memory and load", used))
     if picture.background:
-        parts.append(render_displays(picture.displays))
+        parts.append(render_displays(picture.displays, names_ranks=len(picture.ranks) > 1))
     parts += _render_boxes(picture)
     parts.append(render_hidden_outputs(picture))
     return f'<div class="accel-run accel-run-static" style="line-height:1.4;max-width:64em">{"".join(parts)}</div>'

@@ -107,7 +107,7 @@ class Panel:
         )
         if picture.background and (picture.displays or self._figures is not None):
             self._figures = self._figures or Figures()
-            self._figures.show(picture.displays)
+            self._figures.show(picture.displays, names_ranks=len(picture.ranks) > 1)
         self._arrange(picture)
 
     @property

@@ -136,7 +136,7 @@ class Engine(ABC):
         Raises:
             LaunchError: the number cannot be found out, for example because the engine's cluster does not answer.
         """
-        return kind.counter()
+        return devices.count_usable(kind, options["environment"])
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return why this engine cannot run a job. Preflight calls it before anything starts.

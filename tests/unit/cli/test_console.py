@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from notebook_accel.cli.console import Console, Tee
-from notebook_accel.events import Event, Lines, Notice, Phase, Stream, Traceback, Unfinished
+from notebook_accel.events import Display, Event, Lines, Notice, Phase, Stream, Traceback, Unfinished
 
 
 def line(rank: int, text: str, stream: Stream = "stdout") -> Lines:
@@ -35,6 +35,12 @@ def test_lines_go_to_the_stream_that_they_came_from(capsys: pytest.CaptureFixtur
     shown = console("<${rank}> ", tee="1:1")
     shown.show([*started(4, 5), line(4, "a"), line(5, "b"), line(5, "c", "stderr"), line(4, "d")])
     assert capsys.readouterr() == ("<4> a\n[trainer1]:<5> b\n<4> d\n", "<5> c\n")
+
+
+def test_displays_are_lines_of_the_ranks_that_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = Console(frozenset({1}), "<${rank}> ", role="trainer", tee=Tee("0"), quiet=False)
+    shown.show([*started(0, 1), *(Display(rank=n, time=0.0, data={"text/plain": "a\nb"}) for n in range(2))])
+    assert capsys.readouterr() == ("<1> a\n<1> b\n", "")
 
 
 def test_the_first_traceback_of_each_attempt_is_shown(capsys: pytest.CaptureFixture[str]) -> None:

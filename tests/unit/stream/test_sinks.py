@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from notebook_accel.events import Event, Lines, Phase, Progress, Unfinished
+from notebook_accel.events import Display, Event, Lines, Phase, Progress, Unfinished
 from notebook_accel.stream import sinks
 from notebook_accel.stream.sinks import CellRows, TerminalRows, TextSink
 
@@ -155,3 +156,13 @@ def test_the_start_of_a_rank_makes_no_prefix_of_the_others_anew(monkeypatch: pyt
     for rank in (3, 4, *range(5, 500), 2):
         sink.show([Phase(rank=rank, time=0.0, name="starting")])
     assert len(made) < 2 * 500 and sink._prefixes[499] == "497: ", "but where the first rank comes late"
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_displays_of_several_ranks_say_whose_they_are(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    sink = TextSink("all")
+    sink.show([Phase(rank=rank, time=0.0, name="starting") for rank in range(ranks)])
+    display = Display(rank=ranks - 1, time=0.0, data={"text/plain": "<Figure>"})
+    sink.show([display, replace(display, update=True)])
+    sink.close()
+    assert capsys.readouterr().out == ("[1]\n" if ranks > 1 else "") + "<Figure>\n"

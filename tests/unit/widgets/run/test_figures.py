@@ -14,6 +14,7 @@ comm = pytest.importorskip("comm", reason="the oldest ipywidgets bring a way of 
 from comm.base_comm import BaseComm  # noqa: E402
 
 from notebook_accel.events import Display  # noqa: E402
+from notebook_accel.widgets.run.figures import Figures  # noqa: E402
 from notebook_accel.widgets.run.panel import Panel  # noqa: E402
 from notebook_accel.widgets.run.picture import Picture  # noqa: E402
 
@@ -81,3 +82,12 @@ def test_a_figure_travels_once(wire: Wire) -> None:
     assert wire.take() < SIZE and list_shown(panel) == []
     panel.end("the end")
     assert sum(wire.is_open.values()) < 10, "the box, and what shows the page"
+
+
+def test_figures_of_several_ranks_say_whose_they_are() -> None:
+    figures = Figures()
+    figures.show([draw(1)], names_ranks=False)
+    assert "rank 0" not in figures.box.children[0].value
+    figures.show([replace(draw(2), rank=3)], names_ranks=True)
+    assert "rank 3" in figures.box.children[0].value
+    figures.close()

@@ -371,7 +371,8 @@ def test_the_static_page_has_all_and_no_script() -> None:
     bundle = page.make_bundle(make_picture(run, {0: Usage(memory=3 << 30, cpu=99.0)}))
     html_text, text = bundle["text/html"], bundle["text/plain"]
     assert "<script" not in html_text and "<style" not in html_text
-    for word in ("✗ failed", "needs scripts", "data:image/png;base64,aGFsbG8=", "bad &lt;b&gt;", "3.00 GiB", "99 %",
+    for word in ("✗ failed", "needs scripts", ">rank 0</div><pre",
+                 "data:image/png;base64,aGFsbG8=", "bad &lt;b&gt;", "3.00 GiB", "99 %",
                  "data:image/svg+xml", "logarithmic", "of rank 0: 1 line<", '<th scope="row"',
                  '<th scope="col"'):  # fmt: skip
         assert word in html_text, word
