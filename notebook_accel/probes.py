@@ -104,3 +104,13 @@ def find_kernel_shell() -> Any:
     """Return the shell of the running IPython kernel, or None: IPython in a terminal cannot update displays."""
     shell = find_shell()
     return shell if shell is not None and hasattr(shell, "kernel") else None
+
+
+def find_widgets_problem() -> str:
+    """Import ipywidgets, and return why that fails: it is broken, or another module has its name; empty if it works."""
+    try:
+        import ipywidgets
+    except Exception as error:  # a broken installation raises anything
+        said = " ".join(str(error).split())
+        return f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return "" if hasattr(ipywidgets, "VBox") else f"{ipywidgets.__file__} is another module of that name"

@@ -34,14 +34,16 @@ def detect(**options: Any) -> LaunchConfig:
         options: count more than what was found. By default there is a process for each device of each node.
 
     Raises:
-        ConfigError: an option has a wrong value.
+        ConfigError: an option has a wrong value, or ACCELERATE_TORCH_DEVICE names a device that is not here.
     """
     from .schema import LaunchConfig
 
     given = LaunchConfig.model_validate(options)
     kind = devices.CPU if given.use_cpu else devices.best()
+    if absence := devices.find_absence(kind):
+        raise ConfigError([Problem(name="", text=absence)])
     alone = "distributed_type" in options and given.distributed_type == "NO"
-    number = given.num_processes or (1 if alone else devices.count(kind)) * given.num_machines
+    number = given.num_processes or (1 if alone else devices.count_usable(kind)) * given.num_machines
     found: dict[str, Any] = {"num_processes": number, "use_cpu": kind is devices.CPU}
     if number > 1:
         found["distributed_type"] = kind.distributed_type
@@ -69,7 +71,8 @@ def write_basic_config(
         The file's path; None where a file is there already: it stays, and a line says so.
 
     Raises:
-        ConfigError: the precision is wrong, or `save_location` is no name of a config file.
+        ConfigError: the precision is wrong, `save_location` is no name of a config file, or ACCELERATE_TORCH_DEVICE
+            names a device that is not here.
     """
     from . import document, file
 

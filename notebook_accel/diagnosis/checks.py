@@ -417,6 +417,20 @@ def _config() -> LaunchConfig | None:
             return None
 
 
+def _view(name: str) -> Iterable[Check]:
+    """Yield whether ipywidgets can show runs; nothing where it is not installed."""
+    if not probes.has_module("ipywidgets"):
+        return
+    if problem := probes.find_widgets_problem():
+        text = f"ipywidgets cannot be imported ({problem}): runs are shown as text"
+        remedy = "install ipywidgets again, or rename the module that has its name"
+        yield Check(name=name, status="warning", text=text, remedy=remedy)
+    else:
+        yield Check(
+            name=name, status="ok", text=f"ipywidgets {probes.version('ipywidgets')} shows runs in notebooks"
+        )
+
+
 def _size(number: int) -> str:
     return f"{number / _GIB:.1f} GiB" if number >= _GIB else f"{number / _MIB:.0f} MiB"
 
@@ -438,4 +452,5 @@ _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("default config", _default_config),
     ("leftovers", _leftovers),
     ("torchao", compiled.check_torchao),
+    ("view", _view),
 )

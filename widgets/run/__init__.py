@@ -50,17 +50,10 @@ def import_widgets() -> str:
     Returns:
         Why that fails: ipywidgets is broken, or a module beside the notebook has its name. Empty where it does not.
     """
-    try:
-        import ipywidgets
-
+    problem = probes.find_widgets_problem()
+    if not problem:
         from . import view  # noqa: F401
-
-        if not hasattr(ipywidgets, "VBox"):
-            return f"{ipywidgets.__file__} is another module of that name"
-    except Exception as error:  # a broken installation raises anything
-        said = " ".join(str(error).split())
-        return f"{type(error).__name__}: {said}" if said else type(error).__name__
-    return ""
+    return problem
 
 
 def resolve_view(view: View) -> View:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from notebook_accel import ConfigError, environ, notebook_launcher
+from notebook_accel import ConfigError, devices, environ, notebook_launcher
 from notebook_accel.config import basic, export, file
 from notebook_accel.config.schema import LaunchConfig, chosen_names, flat_values, has_effect, table
 from tests.unit.config_values import configs
@@ -393,6 +394,17 @@ def test_a_basic_config(
     with pytest.raises(ConfigError, match="is a folder: name a file"):
         basic.write_basic_config(save_location=tmp_path)
     assert json.loads(Path(str(basic.write_basic_config(save_location=tmp_path / "c.json"))).read_text())
+
+
+def test_a_basic_config_is_not_for_a_device_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "KINDS", (replace(devices.CUDA, counter=lambda: 0), devices.CPU))
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda")
+    with pytest.raises(ConfigError, match="ACCELERATE_TORCH_DEVICE='cuda': this machine has no CUDA GPU"):
+        basic.write_basic_config(save_location=tmp_path / "c.yaml")
+    assert not list(tmp_path.iterdir())
 
 
 def test_workers_do_not_import_the_schema() -> None:

@@ -188,3 +188,17 @@ def test_torch_xla_has_to_be_of_torchs_release(look: Any, monkeypatch: pytest.Mo
     monkeypatch.setenv("ISTPUVM", "1")  # as Kaggle's TPU machines
     (check,) = look("torch_xla")
     assert (check.status, "torch_xla[tpu]~=2.8.0" in check.remedy) == ("problem", True)
+
+
+def test_broken_widgets_are_told(look: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (check,) = look("view")
+    assert check.status == "ok" and "shows runs in notebooks" in check.text
+    for text, reason in (
+        ("raise OSError('no\\nfile')", "OSError: no file"),
+        ("", "is another module of that name"),
+    ):
+        (tmp_path / "ipywidgets.py").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "ipywidgets", raising=False)
+        (check,) = look("view")
+        assert check.status == "warning" and reason in check.text and "shown as text" in check.text
