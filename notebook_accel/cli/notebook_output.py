@@ -11,6 +11,7 @@ import rich_click as click
 
 from ..events import Progress
 from ..stream.sinks import TerminalRows
+from .widget_bars import VIEW, WidgetBars
 
 _SHARE: Final = re.compile(r"(\d+)%")
 
@@ -49,6 +50,7 @@ class NotebookOutput:
     def __init__(self) -> None:
         self._rows = TerminalRows()
         self._displays: dict[str, _Display] = {}
+        self._widgets = WidgetBars()
         self._due: dict[int, _Display] = {}  # by number
         self._of_cell: list[str] = []
         self._count = 0
@@ -67,13 +69,19 @@ class NotebookOutput:
             self._print(content["text"], err=content.get("name") == "stderr")
         elif kind == "error":
             self._print("\n".join(content["traceback"]) + "\n", err=True)
+        elif kind.startswith("comm_"):
+            self._note_widget(kind, content)
         elif kind == "clear_output":
             self._will_forget = True
             if not content.get("wait"):
                 self._forget()
         elif kind in ("display_data", "execute_result", "update_display_data"):
             text = content["data"].get("text/plain")
-            if kind == "update_display_data":
+            widget = str((content["data"].get(VIEW) or {}).get("model_id", ""))
+            bar = self._widgets.find_text(widget)
+            if bar is not None:
+                self._add(VIEW + widget, bar)
+            elif kind == "update_display_data":
                 self._update(name, text)
             elif kind == "display_data" and name is not None:
                 self._add(name, text or "")
@@ -100,6 +108,12 @@ class NotebookOutput:
         self._displays[name] = shown = _Display(number=self._count)
         self._of_cell.append(name)
         self._change(shown, text)
+
+    def _note_widget(self, kind: str, content: Mapping[str, Any]) -> None:
+        if self._widgets.note(kind, content):
+            for name in self._of_cell:
+                if name.startswith(VIEW):
+                    self._update(name, self._widgets.find_text(name.removeprefix(VIEW)) or "")
 
     def _update(self, name: str | None, text: str | None) -> None:
         shown = self._displays.get(name or "")

@@ -77,6 +77,13 @@ def test_the_bar_of_a_worker_is_printed_as_it_was_last() -> None:
     assert out.endswith(f"{bars[0]}\nafter\n")
 
 
+def test_the_bar_of_a_cell_that_is_a_widget_is_printed_as_it_was_last() -> None:
+    pytest.importorskip("ipywidgets")
+    write_book("from tqdm.auto import tqdm\nfor _ in tqdm(range(3), desc='b'): pass", "print('after')")
+    out, _ = run("x.ipynb")
+    assert out.startswith("b: 100% 3/3 [") and out.endswith("]\nafter\n") and out.count("\n") == 2
+
+
 def test_an_interrupt_reaches_the_cell() -> None:
     write_book("import time\nprint('up', flush=True)\ntime.sleep(60)", "print('never')")
     launched = Launched(("x.ipynb",))

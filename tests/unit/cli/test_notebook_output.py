@@ -158,3 +158,63 @@ def test_the_first_share_of_a_bar_says_whether_it_is_full(capsys: pytest.Capture
     show(output, "b: 100%, acc=100%", "a", update=True)
     output.end_cell()
     assert capsys.readouterr().out == "between\nbetween\nb: 100%, acc=100%\n"
+
+
+def open_widget(output: NotebookOutput, name: str, kind: str, **state: Any) -> None:
+    state = {"_model_name": kind, **state}
+    content = {"comm_id": name, "target_name": "jupyter.widget", "data": {"state": state}}
+    output.show("comm_open", content)
+
+
+def change_widget(output: NotebookOutput, name: str, **state: Any) -> None:
+    output.show("comm_msg", {"comm_id": name, "data": {"method": "update", "state": state}})
+
+
+def open_bar(output: NotebookOutput) -> None:
+    """Show a bar as tqdm makes it: a box with a text, a bar and a text."""
+    open_widget(output, "look", "LayoutModel")
+    open_widget(output, "left", "HTMLModel", value="<b>fit:</b>\xa00%")
+    open_widget(output, "bar", "FloatProgressModel", value=0.0)
+    open_widget(output, "right", "HTMLModel", value="0&lt;3")
+    children = ["IPY_MODEL_left", "IPY_MODEL_bar", "IPY_MODEL_right"]
+    open_widget(output, "box", "HBoxModel", children=children, layout="IPY_MODEL_look")
+    show_widget(output, "box")
+
+
+def show_widget(output: NotebookOutput, name: str) -> None:
+    view = {"model_id": name, "version_major": 2}
+    data = {"text/plain": "a widget", "application/vnd.jupyter.widget-view+json": view}
+    output.show("display_data", {"data": data, "metadata": {}, "transient": {}})
+
+
+def test_a_bar_of_widgets_is_a_line_in_its_last_state(capsys: pytest.CaptureFixture[str]) -> None:
+    output = NotebookOutput()
+    open_bar(output)
+    change_widget(output, "left", value="fit: 67%")
+    change_widget(output, "right", value="2&lt;3")
+    output.end_cell()
+    assert capsys.readouterr().out == "fit: 67% 2<3\n"
+
+
+@pytest.mark.parametrize("ends", ["hidden", "closed"])
+def test_a_bar_of_widgets_that_does_not_stay_is_not_printed(
+    ends: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = NotebookOutput()
+    open_bar(output)
+    change_widget(output, "left", value="fit: 100%")
+    if ends == "hidden":
+        change_widget(output, "look", visibility="hidden")
+    else:
+        output.show("comm_close", {"comm_id": "box", "data": {}})
+    output.end_cell()
+    assert capsys.readouterr().out == ""
+
+
+def test_other_widgets_are_their_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
+    output = NotebookOutput()
+    open_widget(output, "slider", "IntSliderModel", value=3)
+    show_widget(output, "slider")
+    show_widget(output, "of another program")
+    change_widget(output, "slider", value=4)
+    assert capsys.readouterr().out == "a widget\na widget\n"
