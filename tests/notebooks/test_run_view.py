@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,6 +258,17 @@ def test_displays_come_below_the_view_and_clear_only_themselves(viewer: Kernel) 
     assert len(views(cell)) == 1 and len(cell.displays) == 2
     assert cell.displays[1]["text/html"] == "<i>picture 2</i>"
     assert not [o for o in cell.outputs if o["type"] == "clear_output"]
+
+
+def test_displays_of_several_ranks_say_whose_they_are(viewer: Kernel) -> None:
+    cell = viewer.run("notebook_launcher(draw, num_processes=2)").ok()
+    texts = [re.sub("<[^>]*>", "", data["text/html"]) for data in cell.displays[1:]]
+    assert sorted(zip(texts[::2], texts[1::2], strict=True)) == [
+        ("rank 0", "picture 2"),
+        ("rank 1", "picture 2"),
+    ]
+    gone = viewer.run("notebook_launcher(lambda: (draw(), clear_output()), num_processes=2)").ok()
+    assert {data["text/plain"] for data in gone.displays[1:]} == {""}
 
 
 def test_displays_of_a_background_run_are_in_its_page(viewer: Kernel) -> None:

@@ -167,7 +167,11 @@ class RunView(Sink):
         ):
             return
         if isinstance(output, str) or event.rank in output:
-            self._rank_displays.setdefault(event.rank, _RankDisplays()).take(event)
+            if event.rank not in self._rank_displays:
+                shown = output if not isinstance(output, str) else self._run.record.phases.keys() - {-1}
+                named = output != "first" and len(set(shown)) > 1
+                self._rank_displays[event.rank] = _RankDisplays(f"rank {event.rank}" if named else "")
+            self._rank_displays[event.rank].take(event)
 
 
 class _RankDisplays:
@@ -175,9 +179,13 @@ class _RankDisplays:
 
     A rank that clears its output must not clear the cell, which has the view too. So its displays become empty, and the
     next displays of the rank use them again.
+
+    Args:
+        title: what stands above each of them; empty for nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, title: str) -> None:
+        self._title = title
         self._ids: list[str] = []
         self._free: list[str] = []
 
@@ -188,14 +196,24 @@ class _RankDisplays:
                 self._empty_free()
             return
         if event.update or event.transient.get("display_id"):
+            if not event.update:
+                self._show_title(self._title, "", update=False)
             publish(event.data, event.metadata, event.transient, update=event.update)
             return
         known = bool(self._free)
         name = self._free.pop(0) if known else f"notebook-accel-{id(self):x}-{len(self._ids)}"
         self._ids.append(name)
+        self._show_title(self._title, name, update=known)
         publish(event.data, event.metadata, {"display_id": name}, update=known)
         self._empty_free()
 
     def _empty_free(self) -> None:
         for name in self._free:
+            self._show_title("", name, update=True)
             publish({"text/plain": ""}, transient={"display_id": name}, update=True)
+
+    def _show_title(self, title: str, name: str, *, update: bool) -> None:
+        if self._title:
+            html = {"text/html": f'<div style="opacity:0.8">{title}</div>'} if title else {}
+            transient = {"display_id": f"{name}-title"} if name else {}
+            publish({"text/plain": title, **html}, transient=transient, update=update)
