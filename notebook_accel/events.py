@@ -281,6 +281,11 @@ class StackOrder(Order):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class WriteOrder(Order):
+    """Write out what was printed without a newline, because the process is about to be ended."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveOrder(Order):
     """End the process after all earlier calls."""
 

@@ -211,7 +211,7 @@ def serve(events: socket.socket, emitter: Emitter, output: capture.Capture, stop
     """
     __tracebackhide__ = True
     service = Service(emitter, output, stop_point)
-    OrderListener(events, emitter, stop_point, service.obey)
+    OrderListener(events, emitter, stop_point, service.obey, output.write_out)
     service.work()
 
 

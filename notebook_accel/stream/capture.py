@@ -74,6 +74,12 @@ class Capture:
         if not self._pumps:
             _wait_until_read(1, 2)
 
+    def write_out(self) -> None:
+        """Write out Python's buffers, in any thread: they keep a line that has not ended, and a kill would lose it."""
+        for stream in self._streams.values():
+            with contextlib.suppress(Exception):  # code has closed it
+                stream.flush()
+
     def push(self) -> None:
         """Write out the buffers of Python and of C's stdio, without waiting for the notebook."""
         _flush_python()

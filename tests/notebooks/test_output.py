@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -314,3 +315,30 @@ def test_data_loader_workers_may_print_and_show_bars(kernel: Kernel) -> None:
     ).ok()
     assert cell.value == "[6, 6]"
     assert sorted(cell.lines) == sorted(f"[{r}] item {i}" for r in range(2) for i in range(4))
+
+
+@pytest.mark.parametrize("ends", ["stop", "failure", "hang"])
+def test_a_line_that_has_not_ended_is_kept_of_a_worker_that_is_ended(
+    kernel: Kernel, ends: str, tmp_path: Path
+) -> None:
+    shown = kernel.run(
+        f"""
+        def begin(ends):
+            print("epoch 1 ...", end=" ")
+            print("warned", end="", file=sys.stderr)
+            if ends == "failure" and os.environ["RANK"] == "1":
+                while not os.path.exists("{tmp_path}/go"): time.sleep(0.01)
+                raise ValueError("bad batch")
+            time.sleep(60)
+        hang = dict(hang_timeout=2, on_hang="raise") if "{ends}" == "hang" else {{}}
+        run = notebook_launcher(begin, ("{ends}",), num_processes=2, block=False, **hang)
+        while len(run.record.unfinished) < 4: time.sleep(0.02)  # of each stream, while it stands
+        if "{ends}" == "stop": run.stop()
+        if "{ends}" == "failure": open("{tmp_path}/go", "w").close()
+        run.wait(60), run.status, [sorted(run.lines(rank)) for rank in (0, 1)]
+        """,
+        timeout=120,
+    ).ok()
+    has_ended, status, of_ranks = eval(shown.value)
+    assert (has_ended, status) == (True, {"stop": "stopped", "failure": "failed", "hang": "failed"}[ends])
+    assert all({"epoch 1 ... ", "warned"} <= set(lines) for lines in of_ranks), of_ranks

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Final, Generic, Literal, TypeVar
 
 from ... import interrupts
-from ...events import Ended, Event, Failure, Notice, Order, SignalOrder
+from ...events import Ended, Event, Failure, Notice, Order, SignalOrder, WriteOrder
 from ...stream.record import RunRecord
 from .. import signals
 from ..job import Job
@@ -370,6 +370,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
         checkpoint that they write in the background is finished first, for that has to be done by all of them.
         """
         began = time.monotonic()
+        for member in self.list_running():
+            self.tell(WriteOrder(rank=member.rank, time=time.time()))
         while self.is_running and time.monotonic() - began < self._find_settle_seconds():
             self.poll(_LAST_WORDS_SECONDS / 5)
         self._finish_saves()

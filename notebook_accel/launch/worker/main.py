@@ -162,7 +162,11 @@ def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
             _leave_group()
             return 0
         listener = OrderListener(
-            spec.events, emitter, stop_point, functools.partial(_note_leave, others_left)
+            spec.events,
+            emitter,
+            stop_point,
+            functools.partial(_note_leave, others_left),
+            write_out=output.write_out,
         )
         if spec.setup is not None:
             spec.setup()

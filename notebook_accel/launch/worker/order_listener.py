@@ -12,7 +12,18 @@ from time import monotonic
 from typing import Final
 
 from ... import runtime
-from ...events import Event, Held, HoldOrder, LeaveOrder, Order, Pulse, StackOrder, StackReport, StopOrder
+from ...events import (
+    Event,
+    Held,
+    HoldOrder,
+    LeaveOrder,
+    Order,
+    Pulse,
+    StackOrder,
+    StackReport,
+    StopOrder,
+    WriteOrder,
+)
 from ...stopping import StopPoint
 from ...stream.emit import Emitter
 from ...stream.readable import wait_readable
@@ -21,6 +32,7 @@ from . import flight_recorder
 from .stacks import BACKWARD, StackWatch
 
 _INTERVAL: Final = 0.5
+_WRITE_INTERVAL: Final = 0.2  # as in Jupyter's kernels
 _BYTES: Final = 1 << 16
 
 
@@ -34,6 +46,7 @@ class OrderListener:
         emitter: sends events.
         stop_point: where ranks agree to stop.
         obey: takes orders of other kinds than those for stacks and stops.
+        write_out: writes what was printed without a newline; called every 0.2 s while no order comes, and by one.
         thread: the thread that trains, by its identifier; None is the calling one.
     """
 
@@ -43,15 +56,18 @@ class OrderListener:
         emitter: Emitter,
         stop_point: StopPoint,
         obey: Callable[[Order], None] | None = None,
+        write_out: Callable[[], None] | None = None,
         thread: int | None = None,
     ) -> None:
         self._obey_other = obey
+        self._write_out = write_out
         self._events = events
         self._emitter = emitter
         self._stop_point = stop_point
         self._frames = FrameReader()
         self._stacks = StackWatch(thread or threading.get_ident())
         self._last: Pulse | None = None
+        self._next_pulse = monotonic() + _INTERVAL
         threading.Thread(target=self._run, name="notebook_accel listener", daemon=True).start()
 
     def _run(self) -> None:
@@ -74,8 +90,12 @@ class OrderListener:
 
     def _hear(self) -> list[Event] | None:
         """Wait for orders for a moment, and return them; None where the notebook is gone."""
-        if not wait_readable(self._events, _INTERVAL):
-            self._try(self.send_pulse)
+        if not wait_readable(self._events, _INTERVAL if self._write_out is None else _WRITE_INTERVAL):
+            if self._write_out is not None:
+                self._try(self._write_out)
+            if monotonic() >= self._next_pulse:
+                self._next_pulse = monotonic() + _INTERVAL
+                self._try(self.send_pulse)
             return []
         data = self._events.recv(_BYTES)
         return self._frames.feed(data) if data else None
@@ -95,6 +115,9 @@ class OrderListener:
             emitter.emit(Held(rank=emitter.rank, time=emitter.now(), questions=questions))
         elif isinstance(order, StopOrder):
             self._stop_point.set(order.question)
+        elif isinstance(order, WriteOrder):
+            if self._write_out is not None:
+                self._write_out()
         elif isinstance(order, StackOrder) and not order.call:
             self._report_stack()
         elif isinstance(order, Order) and self._obey_other is not None:

@@ -25,6 +25,7 @@ from notebook_accel.events import (
     StackOrder,
     StackReport,
     StopOrder,
+    WriteOrder,
 )
 from notebook_accel.launch import signals
 from notebook_accel.launch.supervise import worker_group
@@ -138,6 +139,9 @@ def test_after_a_failure_the_others_are_ended(group: ScriptedGroup) -> None:
     group.say(failure(0), ended(0, 1))
     assert group.watch() == "failed"
     group.settle()
+    assert isinstance(group.orders[0], WriteOrder) and group.orders[0].rank == 1, (
+        "what it has printed is kept"
+    )
     assert group.signals_sent == [(1, signal.SIGTERM), (1, signals.KILL)]
     assert group.stopped_ranks == {1} and not group.is_running
     assert [each.rank for each in group.record.failures] == [0], "the one that was ended has not failed"
@@ -187,7 +191,9 @@ def test_after_a_failure_a_checkpoint_is_finished_first(
     group.say(saving(0), failure(0))
     assert group.watch() == "failed"
     monkeypatch.setattr(group, "receive", receive_late)
-    monkeypatch.setattr(group, "_answer", lambda order: [ended(order.rank, -15)])
+    monkeypatch.setattr(
+        group, "_answer", lambda order: [ended(order.rank, -15)] if isinstance(order, SignalOrder) else []
+    )
     group.settle()
     assert group.signals_sent == [(1, signal.SIGTERM)]
     assert group.record.notice == "checkpoint /kept is still being saved in the background: that has 3600 s"

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from notebook_accel.events import LeaveOrder, Order, ReleaseOrder, StopOrder
+from notebook_accel.events import LeaveOrder, Order, ReleaseOrder, StopOrder, WriteOrder
 from notebook_accel.launch.worker.order_listener import OrderListener
 from notebook_accel.stopping import StopPoint
 from notebook_accel.stream.emit import Emitter
@@ -37,3 +37,17 @@ def test_who_hears_no_more_orders_obeys_those_before_and_leaves(
     assert ("rank 3 hears no more orders: what the notebook sends cannot be read" in said) == bool(garbage)
     here.close()
     there.close()
+
+
+def test_what_has_no_newline_is_written_out_by_itself_and_by_an_order() -> None:
+    here, there = socket.socketpair()
+    written = threading.Semaphore(0)
+    OrderListener(here, Emitter(here, rank=3), StopPoint(), write_out=written.release)
+    for _ in range(2):
+        assert written.acquire(timeout=PATIENCE_S)
+    for _ in range(100):
+        there.sendall(b"".join(frame(WriteOrder(rank=3, time=1.0))))
+    for _ in range(100):
+        assert written.acquire(timeout=PATIENCE_S)
+    there.close()
+    here.close()
