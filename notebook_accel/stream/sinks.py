@@ -92,6 +92,7 @@ class TextSink(Sink):
         self._ranks: set[int] = set()
         self._prefixes: dict[int, str] = {}
         self._shared_prefix: str | None = None  # the template, once several ranks are shown
+        self._last: int | None = None  # whose line or display came last
         self._live: LiveRows = CellRows() if probes.find_kernel_shell() is not None else TerminalRows()
 
     def _start(self, rank: int) -> None:
@@ -132,6 +133,7 @@ class TextSink(Sink):
                         self._write(stream, pending)
                         stream, pending = event.stream, []
                     pending.append(join_lines(event.texts, self._prefixes[event.rank]))
+                    self._last = event.rank
                 continue
             self._write(stream, pending)
             pending = []
@@ -178,8 +180,11 @@ class TextSink(Sink):
         elif isinstance(event, Progress):
             self._live.show_bar(event)
         elif isinstance(event, Display):
-            if not event.update and (prefix := self._prefixes[event.rank].strip()):
-                self._write("stdout", [f"{prefix}\n"])  # whose it is
+            if not event.update:
+                prefix = self._prefixes[event.rank].strip()
+                if prefix and self._last != event.rank:
+                    self._write("stdout", [f"{prefix}\n"])  # whose it is
+                self._last = event.rank
             publish(event.data, event.metadata, event.transient, update=event.update)
         elif isinstance(event, ClearOutput) and probes.find_kernel_shell() is not None:
             from IPython.display import clear_output

@@ -13,12 +13,13 @@ from notebook_accel.events import Line, Unfinished
 from notebook_accel.stream.record import RunRecord
 
 from . import ansi
-from .picture import Output, Picture
+from .picture import MAX_WIDTH, Output, Picture
 
 Mark = Literal["", "err", "trace"]
 """What a line is: output, standard error, or part of a traceback."""
 
-MAX_WIDTH: Final = 2000  # characters of a line
+_WIDTHS: Final = (1 << 20, 20_000, MAX_WIDTH)
+"""Characters of a line in a saved notebook: the most with which all lines of the run fit."""
 MAX_SAVED: Final = 1_000_000  # bytes of all ranks in a saved notebook
 Key = tuple[str, str]
 """Stream and text of a line."""
@@ -37,19 +38,20 @@ MARKED: Final[Mapping[Mark, str]] = {
 _ALL: Final = "[all] "
 
 
-def classify_lines(lines: Iterable[Line | Unfinished]) -> Iterator[tuple[Mark, str]]:
+def classify_lines(lines: Iterable[Line | Unfinished], width: int = MAX_WIDTH) -> Iterator[tuple[Mark, str]]:
     """Yield each line as its mark and its text. A traceback is found on both streams.
 
     Args:
         lines: of one rank, oldest first. Text that was overwritten by a carriage return is dropped.
+        width: characters that are shown of a line at most.
     """
     inside = False
     for line in lines:
         text = line.text
         if "\r" in text:  # a terminal shows what was written last
             text = text.rstrip("\r").rpartition("\r")[2]
-        if len(text) > MAX_WIDTH:
-            text = f"{text[:MAX_WIDTH]}… (the rest of the line is left out)"
+        if len(text) > width:
+            text = f"{text[:width]}… (the rest of the line is left out)"
         if _TRACE_START in text:
             inside = True
         if not inside:
@@ -70,12 +72,12 @@ def render_lines(rank: int, output: Output, place: str = "") -> str:
         place: says where all of them are, see `describe_place`; for lines that are left out between the first and the
             last ones.
     """
-    parts = [*_render_rows(output.head, output.shared)]
+    parts = [*_render_rows(output.head, output)]
     if output.head:
         lost = f", of which {output.forgotten:,} are lost" if output.forgotten else ""
         gap = f"… {output.hidden:,} lines are left out here{lost}: {place} …"
         parts.append(f'<span style="display:block;opacity:0.7">{html.escape(gap)}</span>')
-    parts += _render_rows(output.rows, output.shared)
+    parts += _render_rows(output.rows, output)
     return f'<pre role="group" aria-label="Lines of rank {rank}" style="{PRE}">{"".join(parts)}</pre>'
 
 
@@ -89,10 +91,10 @@ def is_shared(row: Line | Unfinished, shared: Set[Key]) -> bool:
     return isinstance(row, Line) and _get_key(row) in shared
 
 
-def _render_rows(rows: Sequence[Line | Unfinished], shared: Set[Key]) -> Iterator[str]:
+def _render_rows(rows: Sequence[Line | Unfinished], output: Output) -> Iterator[str]:
     marked = [
-        (mark, f"{_ALL}{text}" if is_shared(row, shared) else text)
-        for row, (mark, text) in zip(rows, classify_lines(rows), strict=True)
+        (mark, f"{_ALL}{text}" if is_shared(row, output.shared) else text)
+        for row, (mark, text) in zip(rows, classify_lines(rows, output.width), strict=True)
     ]
     for mark, group in itertools.groupby(marked, key=lambda pair: pair[0]):
         text = ansi.to_html("\n".join(text for _, text in group))
@@ -163,8 +165,9 @@ def render_box(
     if not (output.rows or output.head):
         return f"<div>{title}</div>" if output.total else ""
     note = describe_hidden_lines(rank, output, log_dir, number)
-    left_out = f'<div style="opacity:0.8">{html.escape(note)}</div>' if note else ""
     place = describe_place(rank, log_dir, 0 if output.forgotten else number)
+    notes = [note] * bool(note) + [f"long lines are cut: {place}"] * output.is_cut
+    left_out = "".join(f'<div style="opacity:0.8">{html.escape(each)}</div>' for each in notes)
     shown = render_lines(rank, output, place)
     box = (
         f'<div style="border:{_BORDER};padding:4px 8px;max-height:24em;overflow:auto;display:flex;'
@@ -212,7 +215,10 @@ def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Pictur
         rank: (head, tail) if rank == first else (_leave_out(shared, head), _leave_out(shared, tail))
         for rank, (head, tail) in found.items()
     }
-    sizes = {rank: (_measure(head), _measure(tail)) for rank, (head, tail) in own.items()}
+    for width in _WIDTHS:
+        sizes = {rank: (_measure(head, width), _measure(tail, width)) for rank, (head, tail) in own.items()}
+        if sum(map(sum, itertools.chain.from_iterable(sizes.values()))) <= most:
+            break
     rooms = _divide({rank: sum(map(sum, each)) for rank, each in sizes.items()}, most)
     outputs = {}
     for rank, output in shown.outputs.items():
@@ -224,6 +230,7 @@ def keep_all(shown: Picture, record: RunRecord, most: int = MAX_SAVED) -> Pictur
             alike=len(every[rank]) - sum(map(len, own[rank])),
             forgotten=max(0, output.total - len(every[rank])),
             shared=shared if rank == first else frozenset(),
+            width=width,
         )
     return replace(shown, outputs=outputs)
 
@@ -250,11 +257,11 @@ def _get_key(line: Line) -> Key:
     return line.stream, line.text
 
 
-def _measure(lines: Sequence[Line]) -> list[int]:
-    """Return the size of each line in a page, in bytes."""
+def _measure(lines: Sequence[Line], width: int) -> list[int]:
+    """Return the size of each line in a page, in bytes, where so many characters of it are shown."""
     sizes, before = [], ""
     for line in lines:
-        text = html.escape(line.text[:MAX_WIDTH]).encode(errors="replace")
+        text = html.escape(line.text[:width]).encode(errors="replace")
         sizes.append(len(text) + 1 + (_MARK_BYTES if line.stream == "stderr" != before else 0))
         before = line.stream
     return sizes

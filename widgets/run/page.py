@@ -26,7 +26,7 @@ from .table import (
     render_table,
 )
 
-_PLAIN_LINES: Final = 20
+_PLAIN_LINES: Final = 200
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
@@ -344,8 +344,11 @@ def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
     prefixed = len(picture.outputs) > 1
     for rank, output in picture.outputs.items():
         rows = output.rows
-        shown = zip(rows, classify_lines(rows), strict=True)
-        for row, (_, text) in list(shown)[-last:] if last else ():
+        shown = list(zip(rows, classify_lines(rows, output.width), strict=True))[-last:] if last else []
+        if shown and (left := output.total - output.alike - len(shown)) > 0:
+            place = describe_place(rank, picture.log_dir, 0 if output.forgotten else picture.number)
+            parts.append(f"{f'[{rank}] ' if prefixed else ''}… {left:,} earlier lines: {place}")
+        for row, (_, text) in shown:
             who = "all" if is_shared(row, output.shared) else rank
             parts.append(f"[{who}] {ansi.strip_escapes(text)}" if prefixed else ansi.strip_escapes(text))
     if picture.failure is not None:

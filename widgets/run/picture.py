@@ -32,6 +32,9 @@ MOST_OUTPUTS: Final = 64
 _SOME_OUTPUTS: Final = 16
 
 
+MAX_WIDTH: Final = 2000  # characters of a line in the live view
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
     """What the process of a rank uses. Each value is None if it is not known.
@@ -105,6 +108,7 @@ class Output:
         alike: how many are left out because all ranks have written the same, and the first one has them.
         shared: those of the first rank, as stream and text.
         forgotten: how many are left out at least because the record of the run has dropped them.
+        width: characters that are shown of a line at most.
     """
 
     total: int = 0
@@ -114,6 +118,12 @@ class Output:
     alike: int = 0
     shared: frozenset[tuple[str, str]] = frozenset()
     forgotten: int = 0
+    width: int = MAX_WIDTH
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether lines are longer than what is shown of them."""
+        return any(len(row.text) > self.width for row in (*self.head, *self.rows))
 
     @property
     def hidden(self) -> int:

@@ -163,6 +163,10 @@ def test_displays_of_several_ranks_say_whose_they_are(ranks: int, capsys: pytest
     sink = TextSink("all")
     sink.show([Phase(rank=rank, time=0.0, name="starting") for rank in range(ranks)])
     display = Display(rank=ranks - 1, time=0.0, data={"text/plain": "<Figure>"})
-    sink.show([display, replace(display, update=True)])
+    sink.show(
+        [display, replace(display, update=True), display, line("a"), display, line("b", ranks - 1), display]
+    )
     sink.close()
-    assert capsys.readouterr().out == ("[1]\n" if ranks > 1 else "") + "<Figure>\n"
+    titled = "[1]\n<Figure>\n<Figure>\n[0] a\n[1]\n<Figure>\n[1] b\n<Figure>\n"
+    plain = "<Figure>\n<Figure>\na\n<Figure>\nb\n<Figure>\n"
+    assert capsys.readouterr().out == (titled if ranks > 1 else plain)

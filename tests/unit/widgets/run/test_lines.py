@@ -183,9 +183,17 @@ def test_what_is_known_twice_is_kept_once(kept: int, monkeypatch: pytest.MonkeyP
 
 
 def test_of_long_lines_the_page_says_that_they_are_cut_and_tells_them_apart() -> None:
-    kept = keep(*(line("x" * 4500 + f" of rank {rank}", rank) for rank in range(2)))
+    kept = keep(*(line("x" * 60_000 + f" of rank {rank}", rank) for rank in range(2) for _ in range(20)))
     assert not any(output.alike for output in kept.outputs.values())
-    assert f"{'x' * 2000}… (the rest of the line is left out)" in lines.render_lines(1, kept.outputs[1])
+    box = lines.render_box(1, kept.outputs[1], is_open=True, number=3)
+    assert box.count(f"{'x' * 20_000}… (the rest of the line is left out)") == 20
+    assert "long lines are cut: notebook_accel.runs().find(3).lines(1) has all" in box
+
+
+def test_long_lines_are_whole_where_there_is_room() -> None:
+    output = keep(line("x" * 300_000 + "END"), line("short")).outputs[0]
+    box = lines.render_box(0, output, is_open=True, number=3)
+    assert "xEND" in box and "left out" not in box and "cut" not in box
 
 
 def test_the_newest_lines_stay_where_another_rank_has_written_much_since() -> None:

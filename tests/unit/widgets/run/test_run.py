@@ -317,6 +317,14 @@ def test_only_the_newest_lines_are_kept_for_it() -> None:
     )
 
 
+def test_plain_text_says_how_many_lines_it_leaves_out() -> None:
+    run = told(*(line(f"line {number}") for number in range(1000)))
+    text = page.render_text(make_picture(run))
+    assert "… 800 earlier lines: log_dir= keeps all in files\n[0] line 800\n" in text and text.endswith(
+        "line 999"
+    )
+
+
 def test_displays_are_updated_cleared_and_few() -> None:
     first = Display(rank=0, time=0.0, data={"text/plain": "old"}, transient={"display_id": "a"})
     second = replace(first, data={"text/plain": "new"}, update=True)
