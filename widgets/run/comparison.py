@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final, SupportsIndex, overload
@@ -62,7 +61,7 @@ def render_comparison(runs: Sequence[Run]) -> str:
     compared = {str(run.number): _read(run) for run in runs}
     panels = chart.compare_panels(compared)
     words = f"metrics of {len(runs)} runs"
-    parts = [_render_table(runs, compared), embed_chart(panels, words)]
+    parts = [_render_table(runs, compared), embed_chart(panels, words), _render_rest(compared, panels)]
     steep = {name: replace(run, metrics=find_steep(run.metrics)) for name, run in compared.items()}
     if logarithmic := chart.compare_panels(steep, log=True):
         drawn = embed_chart(logarithmic, words, log=True)
@@ -77,9 +76,24 @@ def _read(run: Run) -> chart.Compared:
     return chart.Compared(found, run.started, chart.choose_colour(run.number - 1))
 
 
-def _render_table(runs: Sequence[Run], compared: dict[str, chart.Compared]) -> str:
+def _render_rest(compared: dict[str, chart.Compared], panels: Sequence[chart.Panel]) -> str:
+    """Return how many metrics neither the table nor a chart has, as HTML; empty where they have all."""
     metrics = dict.fromkeys(metric for run in compared.values() for metric in run.metrics)
-    shown = itertools.islice((name for name in metrics if name not in _COLUMNS), _MAX_COLUMNS)
+    rest = metrics.keys() - {*_choose_metrics(compared), *(panel.title for panel in panels)}
+    if not rest:
+        return ""
+    number = "1 more metric" if len(rest) == 1 else f"{len(rest):,} more metrics"
+    return f'<div style="opacity:0.8">and {number}, in <code>metrics</code> of each run</div>'
+
+
+def _choose_metrics(compared: dict[str, chart.Compared]) -> list[str]:
+    """Return the metrics that have a column in the table."""
+    metrics = dict.fromkeys(metric for run in compared.values() for metric in run.metrics)
+    return [name for name in metrics if name not in _COLUMNS][:_MAX_COLUMNS]
+
+
+def _render_table(runs: Sequence[Run], compared: dict[str, chart.Compared]) -> str:
+    shown = _choose_metrics(compared)
     columns = [*(name for name in _COLUMNS if name != "steps" or any(run.steps for run in runs)), *shown]
     rows = "".join(_render_row(run, compared[str(run.number)], columns) for run in runs)
     return join_table("Runs", columns, rows)

@@ -141,3 +141,11 @@ def test_of_many_runs_a_small_chart_says_as_much_as_fits() -> None:
             text = re.sub(r"<[^>]+>", "", title)
             assert text.startswith(("loss", "lr"))
             assert len(text) * 6.5 < 320, text
+
+
+@pytest.mark.parametrize(
+    ("count", "words"), [(11, ""), (12, "and 1 more metric,"), (29, "and 18 more metrics,")]
+)
+def test_metrics_that_are_not_shown_are_counted(count: int, words: str) -> None:
+    page = render_comparison([make_run("f", [1.0, 0.5], **{f"m{n}": [1.0, 2.0] for n in range(count)})])
+    assert ("more metric" in page) == bool(words) and words in page
