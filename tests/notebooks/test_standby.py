@@ -183,6 +183,28 @@ def test_one_that_is_stopped_as_a_launch_takes_it_is_told(kernel: Kernel) -> Non
     assert f"the fork server, from which workers start, is process {server.pid}" in cell.error[1]
 
 
+def test_one_that_is_stopped_as_workers_start_is_told(kernel: Kernel) -> None:
+    kernel.run(USE).ok()
+    server = psutil.Process(find(kernel)[0])
+    stopped = f"""
+    import signal
+    from notebook_accel.launch.supervise import fork_server
+    start = fork_server.start
+    def start_and_stop(*args):
+        start(*args)
+        os.kill({server.pid}, signal.SIGSTOP)
+    fork_server.start = start_and_stop
+    """
+    kernel.run(stopped).ok()
+    cell = kernel.run(RANKS, timeout=120)
+    assert cell.error is not None and cell.error[0] == "LaunchError"
+    assert f"is process {server.pid}, which is stopped" in cell.error[1]
+    kernel.run("fork_server.start = start")
+    server.resume()
+    assert kernel.run(RANKS, timeout=120).ok().value == "['0', '1']"
+    assert wait_for(lambda: not kernel.children()) is None, "the worker that was asked for in vain ends"
+
+
 MORE = "import types\nsys.modules.update({f'made_{i}': types.ModuleType('made') for i in range(60)})"
 
 

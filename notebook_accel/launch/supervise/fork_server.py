@@ -8,6 +8,7 @@ import pickle
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
@@ -29,6 +30,7 @@ _IMPORT_SECONDS: Final = 100.0
 _END_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 3.0
 _STOPPED_SECONDS: Final = 0.5
+_WATCHING: Final = threading.Lock()
 _WORKER_ENDED: Final = "a worker ended before it began: something has killed it"
 
 
@@ -87,6 +89,32 @@ def start_again(job: Job, check: Callable[[], None]) -> None:
     if not _has_ended(check):
         raise LaunchError(_WORKER_ENDED)
     start(job, check)
+
+
+@contextlib.contextmanager
+def watch_answers() -> Iterator[None]:
+    """Let a request for a worker, in the block and this thread, end where the server is stopped.
+
+    Multiprocessing waits for the answer whatever comes, and no interrupt ends that wait.
+    """
+    from multiprocessing import forkserver
+
+    server: Any = forkserver._forkserver
+    thread = threading.get_ident()
+
+    def read_signed(fd: int) -> Any:
+        if threading.get_ident() == thread:
+            while not wait_readable(fd, _LOOK_SECONDS):
+                _check_it_stays(server._forkserver_pid)
+        return read(fd)
+
+    with _WATCHING:
+        read: Any = forkserver.read_signed
+        forkserver.read_signed = read_signed
+        try:
+            yield
+        finally:
+            forkserver.read_signed = read
 
 
 def _wait_for_answer(check: Callable[[], None]) -> None:

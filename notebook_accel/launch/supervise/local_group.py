@@ -199,7 +199,12 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     def _start_fresh(self, rank: int) -> None:
         """Start a worker; where its fork server was killed since it answered, by another one."""
         check = self._control.check
-        with fork_server.explain_end(self._job, check):
+        watched = (
+            fork_server.watch_answers()
+            if self._job.start_method == "forkserver"
+            else contextlib.nullcontext()
+        )
+        with fork_server.explain_end(self._job, check), watched:
             try:
                 self._start_some([rank])
             except (EOFError, ConnectionError):
