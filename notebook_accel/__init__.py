@@ -179,6 +179,9 @@ _HOMES: Final = {
 }
 """Public names, each with the module that has it."""
 
+_LIGHT: Final = ("config.basic", "config.schema", "errors", "launchers", "probes", "takeover")
+"""Modules whose names need torch at the first call; what workers need, a launch imports before it forks them."""
+
 
 def _import_all() -> None:
     """Import what the public names need, all at once: a worker that is a fork then has it."""
@@ -191,7 +194,8 @@ def _import_all() -> None:
 def __getattr__(name: str) -> Any:
     """Import a public name, or a module of the package, when it is asked for."""
     if name in _HOMES:
-        if name not in ("LaunchConfig", "take_over_accelerate"):  # these need no torch
+        needs_none = name in ("LaunchConfig", "take_over_accelerate")  # of torch
+        if not needs_none and not (_HOMES[name] in _LIGHT and "torch" in sys.modules):
             _import_all()
         with requirements.explain_missing():
             return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

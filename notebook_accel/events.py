@@ -1,4 +1,4 @@
-"""Messages between workers and the notebook, as frozen dataclasses, and their encoding in bytes."""
+"""Messages between workers and the notebook, as frozen dataclasses."""
 
 from __future__ import annotations
 
@@ -483,21 +483,6 @@ class StackReport(Event):
     recorded: Sequence[RecordedCollective] = ()
 
 
-def encode(event: Event) -> list[Buffer]:
-    """Return an event as bytes: its pickle, then its out-of-band buffers, which are not copied."""
-    buffers: list[pickle.PickleBuffer] = []
-    head = pickle.dumps(event, protocol=5, buffer_callback=buffers.append)
-    return [head, *buffers]
-
-
 def as_bytes(part: Buffer) -> memoryview:
     """Return the bytes of a buffer of any shape, which are not copied."""
     return pickle.PickleBuffer(part).raw()  # a memoryview can cast no shape with a zero
-
-
-def decode(parts: Sequence[Buffer]) -> Event:
-    """Return the event of what `encode` returned; unpickling is safe only for bytes of our own workers."""
-    event = pickle.loads(parts[0], buffers=parts[1:])
-    if not isinstance(event, Event):
-        raise TypeError(f"a {type(event).__name__} is no event")
-    return event

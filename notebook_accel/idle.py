@@ -22,6 +22,8 @@ _PAUSE_SECONDS: Final = 0.05
 """Between two parts, for a cell that has come meanwhile."""
 
 _NEEDED: Final = (
+    ".accelerator",
+    ".session",
     ".launchers",
     ".launch.dry_run",
     ".launch.engines.local",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import struct
 import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..events import Event, Failure, as_bytes, decode, encode
+from ..events import Buffer, Event, Failure, as_bytes
 
 
 class PipeEnd(Protocol):
@@ -136,3 +137,18 @@ def _decode(parts: list[bytearray]) -> Event:
         return decode(parts)
     except Exception as error:  # unpickling has no end of ways to fail
         raise FrameError(f"a frame is no event: {type(error).__name__}: {error}") from error
+
+
+def encode(event: Event) -> list[Buffer]:
+    """Return an event as bytes: its pickle, then its out-of-band buffers, which are not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(event, protocol=5, buffer_callback=buffers.append)
+    return [head, *buffers]
+
+
+def decode(parts: Sequence[Buffer]) -> Event:
+    """Return the event of what `encode` returned; unpickling is safe only for bytes of our own workers."""
+    event = pickle.loads(parts[0], buffers=parts[1:])
+    if not isinstance(event, Event):
+        raise TypeError(f"a {type(event).__name__} is no event")
+    return event

@@ -1,4 +1,4 @@
-"""Import through the take-over in a fresh interpreter: after torch, as in most notebooks, and cold.
+"""Imports in a fresh interpreter: after torch, as in most notebooks, and cold; by our name and by the take-over.
 
 `import accelerate` alone imports no torch here. CPU time, because others may use the machine.
 """
@@ -15,7 +15,6 @@ from tests.benchmarks.subprocesses import ROOT
 from tests.benchmarks.table import Row, compare, interleave
 
 ROUNDS = 4
-TARGETS = {"accelerate": 0.5}
 SCRIPT = """
 import time
 {before}
@@ -24,6 +23,21 @@ started = time.process_time()
 print(time.process_time() - started)
 """
 TAKE = "import notebook_accel.takeover; notebook_accel.takeover.take_over_accelerate()"
+_NAME = "from accelerate import Accelerator"
+_LAUNCHER = "from {} import notebook_launcher"
+ROWS = (
+    ("import of the package, after torch", "import torch", "import notebook_accel", "import accelerate", 0.2),
+    (
+        "import of notebook_launcher, after torch",
+        "import torch",
+        _LAUNCHER.format("notebook_accel"),
+        _LAUNCHER.format("accelerate"),
+        0.4,
+    ),
+    (f"{_NAME}, after torch", "import torch", f"{TAKE}; {_NAME}", _NAME, 0.5),
+    ("import accelerate, cold", "", f"{TAKE}; import accelerate", "import accelerate", 0.5),
+)
+"""Title, what is imported before, ours, theirs, and the goal."""
 
 
 def run() -> list[Row]:
@@ -31,21 +45,14 @@ def run() -> list[Row]:
         # compiled files for both, also where the environment keeps Python from writing them
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": folder}
         rows: list[Row] = []
-        for title, before, ending in (
-            (
-                "from accelerate import Accelerator, after torch",
-                "import torch",
-                "from accelerate import Accelerator",
-            ),
-            ("import accelerate, cold", "", "import accelerate"),
-        ):
+        for title, before, ours, theirs, target in ROWS:
             contenders = {
-                "ours": importing(before, f"{TAKE}; {ending}", environment),
-                "accelerate": importing(before, ending, environment),
+                "ours": importing(before, ours, environment),
+                "accelerate": importing(before, theirs, environment),
             }
             for contender in contenders.values():
                 contender()  # compiles
-            rows += compare(title, interleave(contenders, rounds=ROUNDS), TARGETS)
+            rows += compare(title, interleave(contenders, rounds=ROUNDS), {"accelerate": target})
         return rows
 
 

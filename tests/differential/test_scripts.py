@@ -28,9 +28,20 @@ SCRIPT = (Path(__file__).parent / "digits_script.txt").read_text()
 WITHOUT_DEEPSPEED = "import sys\n\nsys.modules['deepspeed'] = None\n"
 # Transformers imports them for quantized models and for losses of detection, for seconds too
 WITHOUT_SLOW = WITHOUT_DEEPSPEED + "sys.modules['torchao'] = sys.modules['scipy'] = None\n"
-# without it the script hangs at its end now and then: DistributedDataParallel must not be the last that has the group
+# without it the script hangs at its end now and then: DistributedDataParallel must not be the last that has the group;
+# or it is aborted there, where torch takes the group apart
 KEEPS_GROUP = """
+import atexit, os, sys
 from torch import distributed
+
+
+@atexit.register
+def leave_at_once():  # after all other handlers
+    if getattr(sys, "last_value", None) is None:  # nothing was raised
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
 
 kept, destroy = [], distributed.destroy_process_group
 

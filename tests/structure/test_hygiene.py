@@ -9,6 +9,8 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
+import pytest
+
 from tests.structure.source import ROOT, Module, modules
 
 MAX_FILE_LINES = 500
@@ -160,6 +162,23 @@ def test_importing_has_no_side_effects() -> None:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, f"importing notebook_accel changed: {done.stderr}"
+
+
+@pytest.mark.parametrize(
+    "asked", ["import notebook_accel", "from notebook_accel import notebook_launcher, runs"]
+)
+def test_the_launcher_waits_for_no_other_module_where_torch_is_there(asked: str) -> None:
+    script = f"""
+        import sys, torch
+        before = set(sys.modules)
+        {asked}
+        wrong = ("notebook_accel.accelerator", "notebook_accel.session", "notebook_accel.launch.preflight", "torch.")
+        new = [name for name in set(sys.modules) - before if name.startswith(wrong)]
+        assert not new, new
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 # Function names that begin with a participle and may: names of Accelerate or IPython, and adjectives of nouns.

@@ -7,13 +7,14 @@ alone needs no agent, whose import takes as long as the start of its processes.
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch.distributed import TCPStore
 
-from ... import interrupts
+from ... import collector, interrupts
 from ...stream.record import RunRecord
 from ...topology import Topology
 from .. import signals
@@ -77,6 +78,7 @@ class LocalEngine(GroupEngine[Plan]):
         """Copy the function and this process's state, for workers that are no forks; ShipError where it cannot be."""
         if job.start_method == "fork":
             compiler_preload.load_for(job.function)
+            _import_for_forks()
         with contextlib.ExitStack() as stack:
             payload: Any = (job.function, job.args)
             if job.start_method != "fork":
@@ -132,3 +134,9 @@ def make_environments(
             job, parent_state.variables, variables, is_alone=True
         )
     return environments
+
+
+def _import_for_forks() -> None:
+    """Import what most functions use of this package: each worker would else do it."""
+    with interrupts.delay_interrupt(), contextlib.suppress(Exception), collector.pause():
+        importlib.import_module("notebook_accel.accelerator")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pickle
 
-from notebook_accel.events import CallEnd, CallOrder, Event, Phase, Result, decode, encode
+from notebook_accel.events import CallEnd, CallOrder, Event, Phase, Result
 from notebook_accel.launch.engines.remote.relay import wrap_buffers
+from notebook_accel.stream.wire import decode, encode
 
 
 def pass_twice(event: Event) -> Event:
