@@ -79,7 +79,9 @@ class NotebookOutput:
             text = content["data"].get("text/plain")
             widget = str((content["data"].get(VIEW) or {}).get("model_id", ""))
             bar = self._widgets.find_text(widget)
-            if bar is not None:
+            if bar is not None and VIEW + widget in self._of_cell:
+                self._update(VIEW + widget, bar)
+            elif bar is not None:
                 self._add(VIEW + widget, bar)
             elif kind == "update_display_data":
                 self._update(name, text)

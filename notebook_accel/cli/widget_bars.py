@@ -31,10 +31,11 @@ class WidgetBars:
             Whether something may look different now.
         """
         name = content.get("comm_id", "")
+        state = (content.get("data") or {}).get("state") or {}
         if kind == "comm_open" and content.get("target_name") == "jupyter.widget":
-            self._states[name] = dict(content["data"].get("state", {}))
+            self._states[name] = dict(state)
         elif kind == "comm_msg" and name in self._states:
-            self._states[name].update(content["data"].get("state", {}))
+            self._states[name].update(state)
         elif kind == "comm_close":
             return self._states.pop(name, None) is not None
         else:

@@ -26,7 +26,8 @@ from .table import (
     render_table,
 )
 
-_PLAIN_LINES: Final = 200
+_PLAIN_LINES: Final = 200  # of all ranks
+_LEAST_LINES: Final = 20  # of each
 _LOG_RATIO: Final = (
     50.0  # a metric whose largest value is more than this times its smallest has a logarithmic chart
 )
@@ -315,13 +316,15 @@ def embed_chart(panels: Sequence[chart.Panel], words: str, *, log: bool = False)
     return f'<div style="{card}">{image}</div>'
 
 
-def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
+def render_text(picture: Picture, last: int | None = None) -> str:
     """Return the picture as plain text: status, ranks, metrics, the last lines of each rank, the failure.
 
     Args:
         picture: the run.
-        last: number of lines to show of each rank; 0 shows none.
+        last: number of lines to show of each rank; 0 shows none. By default 200 of all ranks, and 20 of each at least.
     """
+    if last is None:
+        last = max(_LEAST_LINES, _PLAIN_LINES // max(1, len(picture.outputs)))
     word = "stopping" if picture.stopping else picture.status
     parts = [f"{picture.name}{_describe_processes(picture)}: {word} {_describe_time(picture)}"]
     is_large = len(picture.ranks) > MOST_SINGLE
@@ -344,7 +347,7 @@ def render_text(picture: Picture, last: int = _PLAIN_LINES) -> str:
     prefixed = len(picture.outputs) > 1
     for rank, output in picture.outputs.items():
         rows = output.rows
-        shown = list(zip(rows, classify_lines(rows, output.width), strict=True))[-last:] if last else []
+        shown = list(zip(rows, classify_lines(rows), strict=True))[-last:] if last else []
         if shown and (left := output.total - output.alike - len(shown)) > 0:
             place = describe_place(rank, picture.log_dir, 0 if output.forgotten else picture.number)
             parts.append(f"{f'[{rank}] ' if prefixed else ''}… {left:,} earlier lines: {place}")

@@ -320,7 +320,7 @@ def test_only_the_newest_lines_are_kept_for_it() -> None:
 def test_plain_text_says_how_many_lines_it_leaves_out() -> None:
     run = told(*(line(f"line {number}") for number in range(1000)))
     text = page.render_text(make_picture(run))
-    assert "… 800 earlier lines: log_dir= keeps all in files\n[0] line 800\n" in text and text.endswith(
+    assert "… 900 earlier lines: log_dir= keeps all in files\n[0] line 900\n" in text and text.endswith(
         "line 999"
     )
 
