@@ -183,6 +183,15 @@ def test_one_that_is_stopped_as_a_launch_takes_it_is_told(kernel: Kernel) -> Non
     assert f"the fork server, from which workers start, is process {server.pid}" in cell.error[1]
 
 
+def test_one_that_is_stopped_is_not_taken(kernel: Kernel) -> None:
+    kernel.run(USE).ok()
+    pid = find(kernel)[0]
+    stop(pid)
+    cell = kernel.run(RANKS, timeout=120).ok()
+    assert cell.value == "['0', '1']" and SERVED in cell.stdout
+    wait_for(lambda: not is_running(pid))
+
+
 def test_one_that_is_stopped_as_workers_start_is_told(kernel: Kernel) -> None:
     kernel.run(USE).ok()
     server = psutil.Process(find(kernel)[0])

@@ -409,7 +409,9 @@ def find_usable(options: Mapping[str, Any]) -> Standby | None:
         return None
     if standby.is_taken:
         return standby if standby.pid == runtime.fork_server() else None
-    return None if options.get("start_method", "auto") != "auto" or _has_server() else standby
+    if options.get("start_method", "auto") != "auto" or _has_server() or _is_stopped(standby.pid):
+        return None
+    return standby
 
 
 def find_server(command: Iterable[str | bytes]) -> list[str]:
