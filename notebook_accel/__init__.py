@@ -180,7 +180,10 @@ _HOMES: Final = {
 """Public names, each with the module that has it."""
 
 _LIGHT: Final = ("config.basic", "config.schema", "errors", "launchers", "probes", "takeover")
-"""Modules whose names need torch at the first call; what workers need, a launch imports before it forks them."""
+"""Modules that import little: where torch is there, to ask for one of their names imports no others."""
+
+_LATER: Final = ("cloudpickle", "psutil", "pydantic", "safetensors", "tqdm")
+"""Libraries that their functions import."""
 
 
 def _import_all() -> None:
@@ -194,8 +197,10 @@ def _import_all() -> None:
 def __getattr__(name: str) -> Any:
     """Import a public name, or a module of the package, when it is asked for."""
     if name in _HOMES:
-        needs_none = name in ("LaunchConfig", "take_over_accelerate")  # of torch
-        if not needs_none and not (_HOMES[name] in _LIGHT and "torch" in sys.modules):
+        needs_torch = name not in ("LaunchConfig", "take_over_accelerate")
+        if needs_torch and _HOMES[name] in _LIGHT and "torch" in sys.modules:
+            requirements.require(_LATER)
+        elif needs_torch:
             _import_all()
         with requirements.explain_missing():
             return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

@@ -360,7 +360,8 @@ def too_few(
     if present and (named := _find_named(kind, environment)):
         return (
             f"num_processes={num_processes}: ACCELERATE_TORCH_DEVICE={named!r} names one device, on which all of them "
-            f"would compute; give num_processes=1, or ACCELERATE_TORCH_DEVICE={kind.name!r} for a device each"
+            f"would compute; start one process on each machine, or set ACCELERATE_TORCH_DEVICE={kind.name!r} for a "
+            "device each"
         )
     return (
         f"num_processes={num_processes}: this machine has {describe_count(present, kind)}, so at most {present} is "

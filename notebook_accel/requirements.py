@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 DISTRIBUTION: Final = "notebook-accel"
@@ -53,6 +53,16 @@ def is_of_missing(error: ModuleNotFoundError) -> bool:
         error: what the import raised.
     """
     return any(_names(text, error.name or "") for text in find_missing())
+
+
+def require(names: Iterable[str]) -> None:
+    """Raise ImportError where required libraries are not installed; none is imported, and those of all are named.
+
+    Args:
+        names: of the libraries that are looked for.
+    """
+    if not all(map(_is_here, names)):
+        raise ImportError(describe(find_missing() or list(names)))
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ class _Display:
     text: str = ""
     printed: str = ""
     has_changed: bool = False
+    is_open: bool = False  # a bar that is known to go on
 
     @property
     def is_due(self) -> bool:
@@ -31,7 +32,7 @@ class _Display:
     @property
     def is_settled(self) -> bool:
         """Whether it looks as if the text stays as it is."""
-        return not self.has_changed or _is_full(self.text)
+        return not self.is_open and (not self.has_changed or _is_full(self.text))
 
 
 def _is_full(text: str) -> bool:
@@ -78,11 +79,8 @@ class NotebookOutput:
         elif kind in ("display_data", "execute_result", "update_display_data"):
             text = content["data"].get("text/plain")
             widget = str((content["data"].get(VIEW) or {}).get("model_id", ""))
-            bar = self._widgets.find_text(widget)
-            if bar is not None and VIEW + widget in self._of_cell:
-                self._update(VIEW + widget, bar)
-            elif bar is not None:
-                self._add(VIEW + widget, bar)
+            if widget and self._widgets.find(widget):
+                self._show_bar(widget)
             elif kind == "update_display_data":
                 self._update(name, text)
             elif kind == "display_data" and name is not None:
@@ -111,11 +109,16 @@ class NotebookOutput:
         self._of_cell.append(name)
         self._change(shown, text)
 
+    def _show_bar(self, widget: str) -> None:
+        if VIEW + widget not in self._displays:
+            self._add(VIEW + widget, self._widgets.read(widget))
+        self._displays[VIEW + widget].is_open = not self._widgets.is_over(widget)
+
     def _note_widget(self, kind: str, content: Mapping[str, Any]) -> None:
-        if self._widgets.note(kind, content):
-            for name in self._of_cell:
-                if name.startswith(VIEW):
-                    self._update(name, self._widgets.find_text(name.removeprefix(VIEW)) or "")
+        widget = self._widgets.note(kind, content)
+        if widget and (shown := self._displays.get(VIEW + widget)) is not None:
+            shown.is_open = not self._widgets.is_over(widget)
+            self._update(VIEW + widget, self._widgets.read(widget))
 
     def _update(self, name: str | None, text: str | None) -> None:
         shown = self._displays.get(name or "")

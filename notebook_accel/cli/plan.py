@@ -355,8 +355,9 @@ def _find_misfits(config: LaunchConfig) -> list[Problem]:
         name = "GPU" if wanted is devices.CPU else wanted.label
         text = f"{label}: this machine has no {name}: launch where there is one, or add --cpu to use CPUs"
         return [Problem(name="distributed_type", text=text)]
-    if not config.gpu_ids and local > (usable := devices.count_usable(wanted, config.environment)) < number:
-        text = devices.too_few(local, wanted, usable, config.environment)
+    usable = devices.count_usable(wanted, config.environment)
+    if config.gpu_ids in (None, "all") and local > usable < number:
+        text = devices.too_few(config.num_processes or local, wanted, usable, config.environment)
         return [Problem(name="num_processes", text=text)]
     return _check_devices(config, wanted, number, local)
 

@@ -123,8 +123,8 @@ def run_trials(config_file: str | None = None, num_processes: int | None = None)
 def _find_machine(num_processes: int | None, use_cpu: bool | None = None) -> Machine:
     """Return the devices to test, the CPU where there are fewer than processes; at least two processes."""
     kind = devices.best(use_cpu)
-    number = max(2, num_processes or devices.count(kind))
-    if kind is not devices.CPU and (number > devices.count(kind) or kind.backend is None):
+    number = max(2, num_processes or devices.count_usable(kind))
+    if kind is not devices.CPU and (number > devices.count_usable(kind) or kind.backend is None):
         kind = devices.CPU
     environment = {"ACCELERATE_USE_CPU": "true"} if kind is devices.CPU else {}
     return Machine(num_processes=number, kind=kind, environment=environment)

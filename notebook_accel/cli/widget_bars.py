@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
+VIEW: Final = "application/vnd.jupyter.widget-view+json"
 _REFERENCE: Final = "IPY_MODEL_"
 _TAG: Final = re.compile(r"<[^>]*>")
 _BARS: Final = ("FloatProgressModel", "IntProgressModel")
-_TEXTS: Final = ("HTMLModel", "HTMLMathModel", "LabelModel")
-VIEW: Final = "application/vnd.jupyter.widget-view+json"
+_SHAPE: Final = (("HTMLModel",), _BARS, ("HTMLModel",))
+_OVER: Final = ("success", "danger")
+"""How tqdm styles a bar that changes no more."""
 
 
 class WidgetBars:
-    """The widgets of a kernel, as its messages tell of them."""
+    """The bars of a kernel that are widgets as tqdm makes them: a box with a text, a bar and a text."""
 
     def __init__(self) -> None:
         self._states: dict[str, dict[str, Any]] = {}
+        self._box_of: dict[str, str] = {}  # by the id of a part
 
-    def note(self, kind: str, content: Mapping[str, Any]) -> bool:
+    def note(self, kind: str, content: Mapping[str, Any]) -> str:
         """Note what a message says of a widget.
 
         Args:
@@ -28,7 +31,7 @@ class WidgetBars:
             content: of the message.
 
         Returns:
-            Whether something may look different now.
+            The id of the bar that may look different now, of those that were found; empty for none.
         """
         name = content.get("comm_id", "")
         state = (content.get("data") or {}).get("state") or {}
@@ -37,37 +40,46 @@ class WidgetBars:
         elif kind == "comm_msg" and name in self._states:
             self._states[name].update(state)
         elif kind == "comm_close":
-            return self._states.pop(name, None) is not None
-        else:
-            return False
-        return True
+            self._states.pop(name, None)
+        return self._box_of.get(name, "")
 
-    def find_text(self, name: str) -> str | None:
-        """Return the text of a widget that holds a bar, empty where it is hidden; None for others, and closed ones.
+    def find(self, name: str) -> bool:
+        """Return whether a widget is a bar; its changes are told from then on.
 
         Args:
             name: id of the widget's model.
         """
-        if name not in self._states:
-            return None
-        states = list(self._walk(name, set()))
-        if not states:
+        box = self._states.get(name, {})
+        parts = [str(child).removeprefix(_REFERENCE) for child in box.get("children") or ()]
+        kinds = [self._states.get(part, {}).get("_model_name") for part in parts]
+        if len(kinds) != len(_SHAPE) or not all(map(lambda kind, wanted: kind in wanted, kinds, _SHAPE)):
+            return False
+        layout = str(box.get("layout", "")).removeprefix(_REFERENCE)
+        self._box_of.update(dict.fromkeys([name, *parts, layout], name))
+        return True
+
+    def read(self, name: str) -> str:
+        """Return the text of a bar that was found, empty where it is hidden or closed.
+
+        Args:
+            name: id of its box.
+        """
+        box = self._states.get(name, {})
+        layout = self._states.get(str(box.get("layout", "")).removeprefix(_REFERENCE), {})
+        if layout.get("visibility") == "hidden" or layout.get("display") == "none":
             return ""
-        if not any(state.get("_model_name") in _BARS for state in states):
-            return None
-        texts = [str(state.get("value", "")) for state in states if state.get("_model_name") in _TEXTS]
+        parts = [
+            self._states.get(str(child).removeprefix(_REFERENCE), {}) for child in box.get("children") or ()
+        ]
+        texts = [str(part.get("value", "")) for part in parts if part.get("_model_name") not in _BARS]
         return " ".join(html.unescape(_TAG.sub("", " ".join(texts))).split())
 
-    def _walk(self, name: str, seen: set[str]) -> Iterator[dict[str, Any]]:
-        """Iterate the states of a widget and of those in it, in their order, but of what is hidden."""
-        state = self._states.get(name)
-        if state is None or name in seen or self._is_hidden(state):
-            return
-        seen.add(name)
-        yield state
-        for child in state.get("children") or ():
-            yield from self._walk(str(child).removeprefix(_REFERENCE), seen)
+    def is_over(self, name: str) -> bool:
+        """Return whether a bar changes no more.
 
-    def _is_hidden(self, state: Mapping[str, Any]) -> bool:
-        layout = self._states.get(str(state.get("layout", "")).removeprefix(_REFERENCE), {})
-        return layout.get("visibility") == "hidden" or layout.get("display") == "none"
+        Args:
+            name: id of its box.
+        """
+        children = self._states.get(name, {}).get("children") or ()
+        parts = [self._states.get(str(child).removeprefix(_REFERENCE), {}) for child in children]
+        return not parts or any(part.get("bar_style") in _OVER for part in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,7 @@ from ..events import (
     StackOrder,
     StackReport,
     StopOrder,
+    Unfinished,
 )
 from ..launch.durations import Start
 from ..launch.supervise import hang_report
@@ -238,3 +239,21 @@ class Call:
         return hang_report.describe_wait(
             stacks, self.ranks - self.unfinished, self.pids.keys() - self.ranks, timeout, silent
         )
+
+
+def put_output_first(events: Sequence[Event], drain: Callable[[int], Sequence[Event]]) -> Iterator[Event]:
+    """Yield events, but what a rank has written in a call before the end of the call: it may be read later.
+
+    Args:
+        events: as they were read.
+        drain: returns what a rank has written and no event has brought yet.
+    """
+    ended: set[int] = set()
+    for number, event in enumerate(events):
+        if isinstance(event, CallEnd):
+            ended.add(event.rank)
+            for later in (*events[number + 1 :], *drain(event.rank)):
+                if later.rank == event.rank and isinstance(later, (Lines, Unfinished)):
+                    yield later
+        if event.rank not in ended or not isinstance(event, (Lines, Unfinished)):
+            yield event

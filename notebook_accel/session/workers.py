@@ -45,7 +45,7 @@ from ..stream.record import RunRecord
 from ..stream.sinks import Sink
 from ..takeover import finder
 from . import service
-from .call import Call
+from .call import Call, put_output_first
 
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.05
@@ -204,10 +204,7 @@ class Workers:
         if not events:
             return
         with self._changed:
-            for event in events:
-                if isinstance(event, CallEnd):
-                    for earlier in self._group.drain(event.rank):
-                        self._take(earlier)
+            for event in put_output_first(events, self._group.drain):
                 self._take(event)
             self._changed.notify_all()
             while (call := self._call) is not None and call.num_waiting > _MAX_WAITING:

@@ -76,9 +76,7 @@ class Capture:
 
     def write_out(self) -> None:
         """Write out Python's buffers, in any thread: they keep a line that has not ended, and a kill would lose it."""
-        for stream in self._streams.values():
-            with contextlib.suppress(Exception):  # code has closed it
-                stream.flush()
+        write_out(*self._streams.values())
 
     def push(self) -> None:
         """Write out the buffers of Python and of C's stdio, without waiting for the notebook."""
@@ -114,6 +112,18 @@ def _replace_streams(new_out: TextIO, new_err: TextIO) -> None:
             forward(old, new)
     sys.stdout = sys.__stdout__ = new_out  # type: ignore[misc,assignment]
     sys.stderr = sys.__stderr__ = new_err  # type: ignore[misc,assignment]
+
+
+def write_out(*streams: TextIO) -> None:
+    """Write out what this process holds back of its output, in any thread.
+
+    Args:
+        streams: besides those of `sys`, which code may have replaced by its own.
+    """
+    for stream in {id(each): each for each in (*streams, sys.stdout, sys.stderr)}.values():
+        if isinstance(stream, io.TextIOWrapper):  # others need not bear a second thread
+            with contextlib.suppress(Exception):  # code has closed it
+                stream.flush()
 
 
 def flush_pipes() -> None:

@@ -175,6 +175,8 @@ class TextSink(Sink):
                 stream.flush()
 
     def _show_other(self, event: Event) -> None:
+        if not isinstance(event, Display):  # a row of another rank may stand there, or nothing any more
+            self._last = None
         if isinstance(event, Unfinished):
             self._live.show_unfinished(event, self._prefixes[event.rank])
         elif isinstance(event, Progress):

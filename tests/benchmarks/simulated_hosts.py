@@ -32,6 +32,7 @@ from notebook_accel.events import (
     RaisedError,
     Result,
     SignalOrder,
+    WriteOrder,
 )
 from notebook_accel.launch.engines.remote import packets
 from notebook_accel.launch.engines.remote.messages import (
@@ -150,7 +151,7 @@ class Node:
                 self._end(rank, -signal.SIGKILL)
             self._say(Cleared(rank=-1, time=now))
         else:
-            assert isinstance(order, (SignalOrder, LeaveOrder)), order
+            assert isinstance(order, (SignalOrder, LeaveOrder, WriteOrder)), order
 
     def _end(self, rank: int, exitcode: int) -> None:
         self._ranks.remove(rank)

@@ -284,3 +284,19 @@ def test_cells_train_with_a_prepared_model(magics: Kernel) -> None:
             timeout=240,
         ).ok()
         assert sorted(cell.lines) == ["[0] Out: 0.0", "[1] Out: 0.0"]
+
+
+@pytest.mark.once
+def test_what_a_cell_prints_last_without_a_newline_is_below_its_lines(magics: Kernel) -> None:
+    code = "for i in range(3):\n    time.sleep({})\n    print('loss', i)\nprint('done', end='')"
+    for seconds in (0.0, 0.2):
+        cell = magics.run("%%distributed\nimport time\n" + code.format(seconds)).ok()
+        for rank in "01":
+            own = [line for line in cell.lines if line.startswith(f"[{rank}]")]
+            assert own == [f"[{rank}] {text}" for text in ("loss 0", "loss 1", "loss 2", "done")]
+    failing = "%%distributed\nprint('first')\nprint('about to fail', end='')\nraise ValueError(rank)"
+    failed = magics.run(failing)
+    assert failed.error is not None
+    for rank in "01":
+        own = [line for line in failed.lines if line.startswith(f"[{rank}]")]
+        assert own[:2] == [f"[{rank}] first", f"[{rank}] about to fail"]

@@ -30,8 +30,6 @@ _MAX_BARS: Final = 6  # for each rank
 MOST_OUTPUTS: Final = 64
 """With more ranks, the lines of some are shown: of the first ones, and of those that failed."""
 _SOME_OUTPUTS: Final = 16
-
-
 MAX_WIDTH: Final = 2000  # characters of a line in the live view
 
 

@@ -180,6 +180,7 @@ def run_attempt(group: WorkerGroup[Any]) -> GroupState:
         if state in ("failed", "hung"):
             group.settle()
         elif state == "stopped":
+            group.hear_last_lines()
             group.stop(STOP_GRACE, signal.SIGTERM)
     except StopAsked:
         pass

@@ -370,12 +370,22 @@ class WorkerGroup(ABC, Generic[MemberT]):
         checkpoint that they write in the background is finished first, for that has to be done by all of them.
         """
         began = time.monotonic()
-        for member in self.list_running():
-            self.tell(WriteOrder(rank=member.rank, time=time.time()))
+        self._ask_to_write()
         while self.is_running and time.monotonic() - began < self._find_settle_seconds():
             self.poll(_LAST_WORDS_SECONDS / 5)
         self._finish_saves()
         self.stop(_SETTLE_SECONDS, signal.SIGTERM)
+
+    def hear_last_lines(self) -> None:
+        """Let workers that are about to be ended write out what they have printed without a newline."""
+        began = time.monotonic()
+        self._ask_to_write()
+        while self.is_running and time.monotonic() - began < _LAST_WORDS_SECONDS:
+            self.poll(_LAST_WORDS_SECONDS / 5)
+
+    def _ask_to_write(self) -> None:
+        for member in self.list_running():
+            self.tell(WriteOrder(rank=member.rank, time=time.time()))
 
     def _finish_saves(self) -> None:
         """Wait for a checkpoint that is being written, unless the user interrupts, or wants to stop sooner."""

@@ -31,7 +31,9 @@ class ScriptReporter:
         self._connection = _OwnSocket(events)
         self._emitter = Emitter(self._connection, rank)
         self._failure: Failure | None = None
-        OrderListener(self._connection, self._emitter, StopPoint(), thread=thread)
+        OrderListener(
+            self._connection, self._emitter, StopPoint(), write_out=capture.write_out, thread=thread
+        )
 
     def show_traceback(self, error: BaseException, at: float, moment: float) -> None:
         """Send an exception as the script's own hook shows it; the launcher shows one of all ranks'.

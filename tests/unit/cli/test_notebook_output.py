@@ -211,10 +211,39 @@ def test_a_bar_of_widgets_that_does_not_stay_is_not_printed(
     assert capsys.readouterr().out == ""
 
 
+def test_a_full_bar_of_widgets_is_printed_once_it_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    output = NotebookOutput()
+    open_bar(output)
+    change_widget(output, "left", value="fit: 100%")
+    write(output, "meanwhile\n")
+    change_widget(output, "right", value="3&lt;3")
+    change_widget(output, "bar", bar_style="success")
+    write(output, "after\n")
+    output.end_cell()
+    assert capsys.readouterr().out == "meanwhile\nfit: 100% 3<3\nafter\n"
+
+
+def test_a_message_of_a_widget_looks_at_its_own_bar_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = NotebookOutput()
+    open_bar(output)
+    open_widget(output, "other box", "HBoxModel", children=["IPY_MODEL_a", "IPY_MODEL_b", "IPY_MODEL_c"])
+    for name, kind in (("a", "HTMLModel"), ("b", "IntProgressModel"), ("c", "HTMLModel")):
+        open_widget(output, name, kind)
+    show_widget(output, "other box")
+    read, seen = output._widgets.read, []
+    monkeypatch.setattr(output._widgets, "read", lambda name: seen.append(name) or read(name))  # type: ignore[func-returns-value]
+    change_widget(output, "a", value="50%")
+    change_widget(output, "left", value="10%")
+    assert seen == ["other box", "box"]
+
+
 def test_other_widgets_are_their_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     output = NotebookOutput()
     open_widget(output, "slider", "IntSliderModel", value=3)
-    show_widget(output, "slider")
-    show_widget(output, "of another program")
+    open_widget(output, "bar", "IntProgressModel", value=3)
+    open_widget(output, "form", "VBoxModel", children=["IPY_MODEL_slider", "IPY_MODEL_bar"])
+    for name in ("slider", "bar", "form", "of another program"):
+        show_widget(output, name)
     change_widget(output, "slider", value=4)
-    assert capsys.readouterr().out == "a widget\na widget\n"
+    change_widget(output, "bar", value=4)
+    assert capsys.readouterr().out == "a widget\n" * 4

@@ -170,3 +170,11 @@ def test_displays_of_several_ranks_say_whose_they_are(ranks: int, capsys: pytest
     titled = "[1]\n<Figure>\n<Figure>\n[0] a\n[1]\n<Figure>\n[1] b\n<Figure>\n"
     plain = "<Figure>\n<Figure>\na\n<Figure>\nb\n<Figure>\n"
     assert capsys.readouterr().out == (titled if ranks > 1 else plain)
+
+
+def test_a_display_below_a_row_of_another_rank_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    sink = TextSink("all")
+    sink.show([Phase(rank=rank, time=0.0, name="starting") for rank in range(2)])
+    sink.show([line("a"), unfinished("50%", 1), Display(rank=0, time=0.0, data={"text/plain": "<Figure>"})])
+    sink.close()
+    assert capsys.readouterr().out == "[0] a\n[0]\n<Figure>\n"

@@ -147,6 +147,16 @@ def test_after_a_failure_the_others_are_ended(group: ScriptedGroup) -> None:
     assert [each.rank for each in group.record.failures] == [0], "the one that was ended has not failed"
 
 
+def test_workers_write_out_before_they_are_stopped(
+    group: ScriptedGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_group, "_LAST_WORDS_SECONDS", 60.0)
+    monkeypatch.setattr(group, "_answer", lambda order: [result(order.rank), ended(order.rank)])
+    group.hear_last_lines()
+    assert [(type(order), order.rank) for order in group.orders] == [(WriteOrder, 0), (WriteOrder, 1)]
+    assert not group.is_running and not group.record.failures
+
+
 def test_who_lost_a_peer_is_no_cause_while_the_peers_own_end_may_come(
     group: ScriptedGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
