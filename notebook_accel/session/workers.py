@@ -204,7 +204,7 @@ class Workers:
         if not events:
             return
         with self._changed:
-            for event in put_output_first(events, self._group.drain):
+            for event in put_output_first(events, lambda rank: self._group.drain(rank)):
                 self._take(event)
             self._changed.notify_all()
             while (call := self._call) is not None and call.num_waiting > _MAX_WAITING:
