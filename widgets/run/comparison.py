@@ -78,8 +78,8 @@ def _read(run: Run) -> chart.Compared:
 
 def _render_rest(compared: dict[str, chart.Compared], panels: Sequence[chart.Panel]) -> str:
     """Return how many metrics neither the table nor a chart has, as HTML; empty where they have all."""
-    metrics = dict.fromkeys(metric for run in compared.values() for metric in run.metrics)
-    rest = metrics.keys() - {*_choose_metrics(compared), *(panel.title for panel in panels)}
+    logged = {metric for run in compared.values() for metric in run.metrics}
+    rest = logged - {*_choose_metrics(compared), *(panel.title for panel in panels)}
     if not rest:
         return ""
     number = "1 more metric" if len(rest) == 1 else f"{len(rest):,} more metrics"

@@ -186,9 +186,18 @@ def render_displays(displays: Sequence[Display], *, names_ranks: bool = False) -
         names_ranks: whether to say above each whose it is.
     """
     return "".join(
-        (f'<div style="opacity:0.8">rank {event.rank}</div>' if names_ranks else "") + _render_display(event)
+        (render_title(f"rank {event.rank}") if names_ranks else "") + _render_display(event)
         for event in displays
     )
+
+
+def render_title(title: str) -> str:
+    """Return what stands above a display, as HTML.
+
+    Args:
+        title: such as `rank 1`.
+    """
+    return f'<div style="opacity:0.8">{html.escape(title)}</div>'
 
 
 def _render_display(event: Display) -> str:

@@ -214,6 +214,6 @@ class _RankDisplays:
 
     def _show_title(self, title: str, name: str, *, update: bool) -> None:
         if self._title:
-            html = {"text/html": f'<div style="opacity:0.8">{title}</div>'} if title else {}
+            html = {"text/html": page.render_title(title)} if title else {}
             transient = {"display_id": f"{name}-title"} if name else {}
             publish({"text/plain": title, **html}, transient=transient, update=update)

@@ -362,18 +362,6 @@ def test_a_device_that_was_asked_for_and_is_not_here_is_told(monkeypatch: pytest
     assert plan_of("--cpu").doubts == ()
 
 
-def test_one_device_that_is_named_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    two = dataclasses.replace(devices.CUDA, counter=lambda: 2)
-    monkeypatch.setattr(devices, "KINDS", (two, devices.CPU))
-    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
-    assert plan_of().config.num_processes == 2
-    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cuda:1")
-    found = plan_of()
-    assert (found.config.num_processes, found.doubts) == (1, ())
-    (doubt,) = plan_of("--num_processes", "2").doubts
-    assert "ACCELERATE_TORCH_DEVICE='cuda:1' names one device" in str(doubt)
-
-
 def test_a_variable_without_a_legal_value_is_told(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
