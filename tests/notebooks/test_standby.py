@@ -109,7 +109,7 @@ def test_one_that_was_killed_or_stands_still_is_passed_over(kernel: Kernel, sign
     pid, _, _ = find(kernel)
     wait = f"while psutil.Process({pid}).status() not in ('zombie', 'stopped'): time.sleep(0.001)"
     cell = kernel.run(f"import psutil; os.kill({pid}, {int(signum)})\n{wait}\n{RANKS}", timeout=120).ok()
-    assert cell.value == "['0', '1']"
+    assert cell.value == "['0', '1']" and SERVED in cell.stdout
     wait_for(lambda: not psutil.pid_exists(pid))
 
 
@@ -148,15 +148,6 @@ def test_one_that_is_stopped_as_a_launch_takes_it_is_told(kernel: Kernel) -> Non
     assert f"the fork server, from which workers start, is process {server.pid}" in cell.error[1]
 
 
-def test_one_that_is_stopped_is_not_taken(kernel: Kernel) -> None:
-    kernel.run(USE).ok()
-    pid = find(kernel)[0]
-    stop(pid)
-    cell = kernel.run(RANKS, timeout=120).ok()
-    assert cell.value == "['0', '1']" and SERVED in cell.stdout
-    wait_for(lambda: not is_running(pid))
-
-
 def test_one_that_is_stopped_as_workers_start_is_told(kernel: Kernel) -> None:
     kernel.run(USE).ok()
     server = psutil.Process(find(kernel)[0])
@@ -176,7 +167,7 @@ def test_one_that_is_stopped_as_workers_start_is_told(kernel: Kernel) -> None:
     kernel.run("fork_server.start = start")
     server.resume()
     assert kernel.run(RANKS, timeout=120).ok().value == "['0', '1']"
-    assert wait_for(lambda: not kernel.children()) is None, "the worker that was asked for in vain ends"
+    wait_for(lambda: not kernel.children())  # the worker that was asked for in vain ends too
 
 
 MORE = "import types\nsys.modules.update({f'made_{i}': types.ModuleType('made') for i in range(60)})"
