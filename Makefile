@@ -2,9 +2,9 @@
 #   make demo       train the first tutorial on two processes, live in the terminal
 #   make check      lint and the tests that matter for your change, in three minutes
 #   make test       format, lint, types, every test that needs no GPU, the notebooks with Colab's Python, torch and
-#                   notebook packages, XLA, and the libraries that use Accelerate
+#                   notebook packages, XLA, the libraries that use Accelerate, and a plain install without any of that
 #   make test-matrix  the tests in other environments, one after the other: other Pythons, torches and hosted notebooks
-#   make test-elsewhere  the notebook tests as if on macOS, or SYSTEM=win32 on Windows, as far as that can be pretended
+#   make test-elsewhere  the notebook tests as if on macOS, as far as that can be pretended
 #   make test-libraries-before  the tests of those libraries with the version before of each
 #   make docs       the documentation site in build/docs, its tutorials run first; EXECUTE=no leaves that out
 #   make pictures   takes the pictures of a run in docs/pictures anew, in a real JupyterLab
@@ -24,21 +24,24 @@ COLAB := .venv-matrix/colab
 XLA := .venv-xla
 LIBRARIES := .venv-libraries
 DOCS := .venv-docs
+PLAIN := .venv-plain
+EXTRAS := deepspeed ray slurm stateful tutorial
 BEFORE := .venv-libraries-before
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 SPEC := pyproject.toml constraints.txt
+CODE := $(shell find notebook_accel widgets -name '*.py')
 
 .PHONY: help demo check check-tests test test-unit test-notebooks test-nodes test-rest test-contract test-colab test-xla test-libraries
-.PHONY: test-elsewhere test-ray test-docs test-libraries-before test-gpu test-matrix docs pictures bench soak lint format clean
+.PHONY: test-elsewhere test-ray test-docs test-plain test-libraries-before test-gpu test-matrix docs pictures bench soak lint format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
 
-$(VENV)/torch.stamp: constraints.txt
-	@echo "== making $(VENV) with $(BASE_PYTHON), then torch"
-	$(BASE_PYTHON) -m venv $(VENV)
-	$(PIP) torch
+$(VENV)/torch.stamp $(PLAIN)/torch.stamp: constraints.txt
+	@echo "== making $(@D) with $(BASE_PYTHON), then torch"
+	$(BASE_PYTHON) -m venv $(@D)
+	$(@D)/bin/python -I -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	touch $@
 
 $(VENV)/tutorial.stamp: $(VENV)/torch.stamp $(SPEC)
@@ -62,6 +65,31 @@ $(COLAB)/stamp: $(VENV)/dev.stamp $(SPEC) tests/xla/cuda_stubs.py $(wildcard tes
 	@echo "== making $(COLAB) with what Colab has"
 	$(PY) -m tests.matrix --only colab --make
 
+# The folder of the target becomes an environment that has what another Python has, pip too.
+define make_layer
+	$(BASE_PYTHON) -m venv --clear --without-pip $(@D)
+	site=$$($(1) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	into=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
+	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
+endef
+
+# What users have who install the package, and nothing else. setuptools would pack what is in build since the last time.
+$(PLAIN)/stamp: $(PLAIN)/torch.stamp $(VENV)/dev.stamp $(SPEC) setup.py README.md $(CODE)
+	@echo "== installing the wheel of notebook_accel in $(@D)"
+	rm -rf build/lib build/wheel
+	$(PY) -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir build/wheel .
+	$(@D)/bin/python -I -m pip uninstall --quiet --yes notebook-accel
+	$(@D)/bin/python -I -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build/wheel/*.whl
+	touch $@
+
+# Each extra alone, layered over that.
+$(EXTRAS:%=$(PLAIN)/%/stamp): $(PLAIN)/%/stamp: $(SPEC) | $(PLAIN)/stamp
+	@echo "== installing the extra $* beside $(PLAIN)"
+	$(call make_layer,$(PLAIN)/bin/python)
+	DS_BUILD_OPS=0 $(@D)/bin/python -I -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+		--constraint constraints.txt 'notebook-accel[$*]'
+	touch $@
+
 # torch_xla's torch comes first on the path, everything else from $(VENV). That torch asks for 4 GB of CUDA libraries,
 # none of which XLA on a CPU calls: where there is a C compiler it gets stubs of them.
 $(XLA)/stamp: $(VENV)/dev.stamp constraints-xla.txt tests/xla/cuda_stubs.py
@@ -79,10 +107,7 @@ $(XLA)/stamp: $(VENV)/dev.stamp constraints-xla.txt tests/xla/cuda_stubs.py
 # another version.
 $(LIBRARIES)/stamp $(BEFORE)/stamp $(DOCS)/stamp: .venv-%/stamp: $(VENV)/dev.stamp constraints-%.txt
 	@echo "== making $(@D) with what constraints-$*.txt has"
-	$(BASE_PYTHON) -m venv --clear $(@D)
-	site=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
-	into=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
-	echo "import site; site.addsitedir('$$site')" > "$$into/layer.pth"
+	$(call make_layer,$(PY))
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint <(grep -v ^transformers== constraints.txt) --requirement constraints-$*.txt
 	touch $@
@@ -131,7 +156,7 @@ demo: $(VENV)/tutorial.stamp
 lint: $(VENV)/dev.stamp
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	for system in $(or $(SYSTEMS),linux darwin win32); do \
+	for system in $(or $(SYSTEMS),linux darwin); do \
 		$(PY) -m mypy --platform $$system --cache-dir .mypy_cache/$$system notebook_accel widgets || exit 1; \
 	done
 
@@ -154,9 +179,9 @@ APART := unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec "$$0" "$$@"
 CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
 IF_APART = $(if $(CAN_BE_APART),$(APART))
 NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.cpu_count() + 1)'),1)
-LANES := test-unit test-nodes test-notebooks test-rest test-colab test-libraries test-contract test-xla test-docs lint
+LANES := test-unit test-nodes test-notebooks test-rest test-colab test-libraries test-contract test-xla test-plain test-docs lint
 # A lane whose environment is still being made would begin last, after shorter ones.
-ENVIRONMENTS = $(addsuffix /stamp,$(VENV)/kernels $(COLAB) $(LIBRARIES) $(DOCS) $(if $(HAS_XLA),$(XLA))) $(VENV)/iproute2.stamp
+ENVIRONMENTS = $(addsuffix /stamp,$(VENV)/kernels $(COLAB) $(LIBRARIES) $(DOCS) $(EXTRAS:%=$(PLAIN)/%) $(if $(HAS_XLA),$(XLA))) $(VENV)/iproute2.stamp
 REPORTS := build/reports
 REPORT = --junitxml=$(REPORTS)/$@.xml
 test:
@@ -177,15 +202,17 @@ test-nodes: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
 	$(IF_APART) $(PY) -m pytest tests/nodes --ignore=$(RAY) --durations=10 $(REPORT)
 
 # All that is not a lane of its own.
-ELSEWHERE := $(UNIT) $(addprefix tests/,benchmarks contract docs gpu libraries nodes notebooks xla)
+ELSEWHERE := $(UNIT) $(addprefix tests/,benchmarks contract docs gpu libraries nodes notebooks plain xla)
 test-rest: $(VENV)/dev.stamp $(VENV)/kernels/stamp $(VENV)/chromium.stamp
 	$(IF_APART) $(PY) -m pytest tests $(ELSEWHERE:%=--ignore=%) --durations=10 $(REPORT)
 
 # On a busy machine Ray gives up a cluster that starts, so these begin when all else is over.
-test-ray: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
+test-ray: $(VENV)/dev.stamp $(VENV)/iproute2.stamp $(PLAIN)/ray/stamp $(PLAIN)/stamp
 	failed=0; $(IF_APART) $(PY) -m pytest $(RAY) --durations=10 $(REPORT) || failed=$$?; \
-	$(IF_APART) $(PY) -m pytest tests/contract -k '[ray]' --durations=10 --junitxml=$(REPORTS)/$@-contract.xml || \
-		failed=$$?; exit $$failed
+	for folder in contract plain; do \
+		$(IF_APART) $(PY) -m pytest tests/$$folder -k '[ray]' --durations=10 --junitxml=$(REPORTS)/$@-$$folder.xml || \
+			failed=$$?; \
+	done; exit $$failed
 
 test-contract: $(VENV)/dev.stamp $(VENV)/iproute2.stamp
 	$(IF_APART) $(PY) -m pytest tests/contract -k 'not [ray]' --durations=10 $(REPORT)
@@ -201,6 +228,9 @@ test-libraries: $(LIBRARIES)/stamp
 test-docs: $(DOCS)/stamp
 	$(IF_APART) $(DOCS)/bin/python -m pytest tests/docs --durations=3 $(REPORT)
 
+test-plain: $(EXTRAS:%=$(PLAIN)/%/stamp) $(PLAIN)/stamp
+	$(IF_APART) $(PY) -m pytest tests/plain -k 'not [ray]' --durations=5 $(REPORT)
+
 # Takes a quarter of an hour.
 test-libraries-before: $(BEFORE)/stamp
 	$(IF_APART) $(BEFORE)/bin/python -m pytest tests/libraries --durations=10
@@ -213,10 +243,9 @@ test-xla: $(if $(HAS_XLA),$(XLA)/stamp)
 test-gpu: $(if $(PYTHON),,$(VENV)/dev.stamp)
 	$(or $(PYTHON),$(PY)) -m pytest tests/gpu --durations=10
 
-# Takes hours. What nobody could try on macOS and Windows themselves.
-SYSTEM := darwin
+# Takes hours. What nobody could try on macOS itself.
 test-elsewhere: $(VENV)/dev.stamp
-	NOTEBOOK_ACCEL_TEST_SYSTEM=$(SYSTEM) $(IF_APART) $(PY) -m pytest tests/notebooks --durations=10
+	NOTEBOOK_ACCEL_TEST_SYSTEM=darwin $(IF_APART) $(PY) -m pytest tests/notebooks --durations=10
 
 # Takes hours. ROWS='--only colab' tries one.
 test-matrix: $(VENV)/dev.stamp
@@ -224,7 +253,6 @@ test-matrix: $(VENV)/dev.stamp
 
 # Each tutorial runs once, and anew when it or the package has changed. That for TPUs needs torch_xla.
 EXECUTE := yes
-CODE := $(shell find notebook_accel widgets -name '*.py')
 SHOWN := $(patsubst %,build/%,$(filter-out $(if $(HAS_XLA),,%/08_tpu.ipynb),$(wildcard tutorials/*.ipynb)))
 docs: $(DOCS)/stamp $(if $(filter no,$(EXECUTE)),,$(SHOWN))
 	$(DOCS)/bin/python -m sphinx --fail-on-warning --keep-going --conf-dir docs --doctree-dir build/doctrees \
@@ -249,5 +277,5 @@ bench: $(VENV)/bench.stamp
 	$(PY) -m tests.benchmarks $(ONLY)
 
 clean:
-	rm -rf $(VENV) $(XLA) $(LIBRARIES) $(BEFORE) $(DOCS) .venv-matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(XLA) $(LIBRARIES) $(BEFORE) $(DOCS) $(PLAIN) .venv-matrix build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+if sys.platform == "win32":
+    raise ImportError("notebook_accel is for Linux and macOS; on Windows, use it in WSL 2")
+
 from . import collector, environ, requirements
 
 if TYPE_CHECKING:
@@ -182,7 +185,7 @@ _HOMES: Final = {
 _LIGHT: Final = ("config.basic", "config.schema", "errors", "launchers", "probes", "takeover")
 """Modules that import little: where torch is there, to ask for one of their names imports no others."""
 
-_LATER: Final = ("cloudpickle", "psutil", "pydantic", "safetensors", "tqdm")
+_LATER: Final = ("cloudpickle", "numpy", "psutil", "pydantic", "safetensors", "tqdm")
 """Libraries that their functions import."""
 
 
@@ -230,8 +233,7 @@ if "torch" in sys.modules:
 
 if "IPython" in sys.modules:
     with requirements.explain_missing():
-        importlib.import_module(".launch.supervise.standby", __name__).watch_cells()
-        importlib.import_module(".idle", __name__).watch_cells()
+        importlib.import_module(".launch.agent.background", __name__).watch_cells()
 
 if environ.flag("NOTEBOOK_ACCEL_AS_ACCELERATE"):
     importlib.import_module(".takeover.finder", __name__).install()

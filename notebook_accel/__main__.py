@@ -8,7 +8,7 @@ def main() -> Any:
     """Run the command; an interrupt while it is still being imported ends it as later ones do.
 
     Where required libraries are missing, it ends with code 1 and a sentence that names all of them, or installs them if
-    that was asked for.
+    that was asked for. One that cannot be imported is named likewise.
     """
     try:
         return _run()
@@ -26,11 +26,14 @@ def _run() -> Any:
         from .cli import main as command
 
         return command.main()
-    except ModuleNotFoundError as error:
-        from .cli import missing
-
+    except ImportError as error:
         if not requirements.is_of_missing(error):
-            raise
+            if not (sentence := requirements.describe_broken(error)):
+                raise
+            print(f"Error: {sentence}", file=sys.stderr)
+            sys.exit(1)
+    from .cli import missing
+
     return missing.handle(sys.argv[1:])
 
 

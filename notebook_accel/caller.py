@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from dataclasses import is_dataclass
@@ -22,6 +23,22 @@ def warn(text: str, category: type[Warning] = UserWarning) -> None:
     while frame.f_back is not None and _is_passed_over(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
+
+
+def find_line(cell: re.Pattern[str]) -> tuple[str, int]:
+    """Return file and line of the innermost caller in a cell; without one, of the innermost in another package.
+
+    Args:
+        cell: what names of cells' files have.
+    """
+    frame = sys._getframe(1)
+    found: FrameType | None = frame
+    while found is not None and not cell.search(found.f_code.co_filename):
+        found = found.f_back
+    while found is None and frame.f_back is not None and _is_passed_over(frame):
+        frame = frame.f_back
+    found = found or frame
+    return found.f_code.co_filename, found.f_lineno
 
 
 def _is_passed_over(frame: FrameType) -> bool:

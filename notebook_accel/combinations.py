@@ -297,6 +297,19 @@ TABLE: Final[Mapping[str, Combination]] = {
         reason="batches that rank 0 hands out are put on the device",
         instead="Set put_on_device=True",
     ),
+    "dispatch, sharded": Combination(
+        what="dispatch_batches=True",
+        beside="a data loader that is shared out already",
+        reason="rank 0 would hand out its own share, and nobody reads the others",
+        instead="Set dispatch_batches=False, or give all processes the same loader",
+    ),
+    "stateful, own iteration": Combination(
+        what="use_stateful_dataloader",
+        beside="a data loader whose class iterates in its own way",
+        reason="torchdata's loader iterates in its place",
+        instead="Prepare it without use_stateful_dataloader, or derive from DataLoader without an __iter__ of your own",
+        kind=TypeError,
+    ),
     "stateful, other processes": Combination(
         what="use_stateful_dataloader",
         beside="the middle of an epoch of another number of processes, or of another batch size",
@@ -304,7 +317,7 @@ TABLE: Final[Mapping[str, Combination]] = {
         instead="Prepare it without use_stateful_dataloader, or start a new epoch",
     ),
     "own shards, other processes": Combination(
-        what="an iterable dataset whose readers have parts of their own",
+        what="a data loader whose readers have parts of their own",
         beside="the middle of an epoch of other readers",
         reason="the samples that were read are not known",
         instead="Go on with as many processes and num_workers as before, or start a new epoch",

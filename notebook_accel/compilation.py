@@ -152,6 +152,15 @@ def has_compiled_regions(module: torch.nn.Module) -> bool:
     return any(is_compiled_module(part) for part in module.modules())
 
 
+def plain_name(name: str) -> str:
+    """Return the name that a weight has where no part of the model is compiled.
+
+    Args:
+        name: in a state dict; `torch.compile` puts `_orig_mod` between the names of a part and of what is in it.
+    """
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
+
+
 def find_original(module: torch.nn.Module) -> torch.nn.Module | None:
     """Return the module that was compiled, None if this one is not the result.
 

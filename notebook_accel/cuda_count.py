@@ -61,8 +61,6 @@ def _count_in_copy(visible: str | None) -> int:
     Raises:
         LookupError: it finds none, or fails. The next call tries again.
     """
-    if sys.platform == "win32":
-        raise NotImplementedError
     pid, text = 0, b""
     ends = os.pipe()
     with open(ends[0], "rb", buffering=0) as reader, open(ends[1], "wb", buffering=0) as writer:
@@ -98,8 +96,6 @@ def _tell_count(writer: int) -> None:
 
 def _end(pid: int) -> None:
     """End a process of which nothing more is needed."""
-    if sys.platform == "win32":
-        raise NotImplementedError
     # without a child of this number SIGCHLD is ignored, or other code has waited for it
     with contextlib.suppress(ChildProcessError):
         if os.waitpid(pid, os.WNOHANG)[0] == 0:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from . import affinity, devices, environ, runtime, topology, tpu
+from . import affinity, devices, environ, probes, runtime, topology, tpu
 from .comm import torch_dist, xla
 from .comm.base import Comm
 from .comm.single import SingleComm
@@ -65,6 +65,46 @@ def renew(port: int) -> None:
         given = {name: value for name, value in settings.group_options.items() if name != "backend"}
         torch_dist.open_group(current.topology, str(settings.backend), device=current.device, **given)
         current.comm = torch_dist.TorchComm(current.device, debug=settings.debug)
+
+
+def find_runtime(prepared: Any) -> Runtime | None:
+    """Return the runtime that an object was prepared in; that of this thread or process, if it was unpickled here.
+
+    Args:
+        prepared: an optimizer, a scheduler or a data loader.
+
+    Raises:
+        RuntimeError: this is a rank of a run of another number of processes: it would train alone.
+    """
+    own, of_object = runtime.current(), prepared._runtime
+    if own is None or of_object is not own:
+        world_size = (own.topology if own is not None else topology.from_environ()).world_size
+        if vars(prepared).get("_prepared_for_processes", world_size) != world_size > 1:
+            raise RuntimeError(describe_other_run(prepared, world_size))
+    return own if of_object is None else of_object
+
+
+def describe_other_run(prepared: Any, world_size: int) -> str:
+    """Return that an object was prepared in a run of another number of processes, and what to do.
+
+    Args:
+        prepared: the object.
+        world_size: number of processes of this run.
+    """
+    values = vars(prepared)
+    made_at = values.get("_prepared_by")
+    place = "" if made_at is None else f" by the Accelerator of {probes.describe_line(*made_at)}"
+    kind = type(values.get("optimizer", values.get("scheduler", prepared))).__name__
+    return (
+        f"this {kind} was prepared in a run of {count_processes(values['_prepared_for_processes'])}"
+        f"{place}, and this run has {world_size}: give the function what was not prepared, "
+        "and prepare it there"
+    )
+
+
+def count_processes(world_size: int) -> str:
+    """Return a number of processes in words."""
+    return "1 process" if world_size == 1 else f"{world_size} processes"
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:

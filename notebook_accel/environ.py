@@ -96,7 +96,7 @@ TABLE: Final[Mapping[str, str]] = {
     "NOTEBOOK_ACCEL_SECRET": "secret of a run on several nodes; workers do not get it",
     "NOTEBOOK_ACCEL_SECRET_FILE": "file with the secret of a run on several nodes; only its user may read it",
     "NOTEBOOK_ACCEL_JOBS": "folder of runs that outlive their notebooks, which the nodes of the cluster see too",
-    "NOTEBOOK_ACCEL_STANDBY": "false: no process of a notebook stands by for its launches",
+    "NOTEBOOK_ACCEL_AGENT": "false: a notebook starts no agent before a launch needs it",
     "NOTEBOOK_ACCEL_TPU_MODE": "process: a process per XLA device; spmd: one program over all, which splits batches",
     # where config files lie
     "HF_HOME": "folder of Hugging Face libraries",

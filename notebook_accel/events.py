@@ -66,19 +66,6 @@ class Unfinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Chunk(Event):
-    """A piece of output; the inbox joins pieces to lines.
-
-    Attributes:
-        stream: where it was written.
-        data: the bytes, which may end inside a character.
-    """
-
-    stream: Stream
-    data: bytes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Progress(Event):
     """The state of a progress bar.
 
@@ -249,35 +236,18 @@ class InterruptOrder(Order):
 
     Attributes:
         call: number of the call.
-    """
-
-    call: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReleaseOrder(Order):
-    """End the wait of a call for other ranks.
-
-    Attributes:
-        call: number of the call.
-        pids: process ids of all ranks.
+        pids: process ids of the ranks to which connections are closed before, as a thread may wait for one in C code.
         addresses: of the machines that the ranks are on; empty where they are all on one.
     """
 
     call: int
-    pids: Sequence[int]
+    pids: Sequence[int] = ()
     addresses: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StackOrder(Order):
-    """Answer with `StackReport`.
-
-    Attributes:
-        call: number of the call of a session; 0 for the launched function.
-    """
-
-    call: int = 0
+    """Answer with `StackReport`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -426,12 +396,12 @@ class CallEnd(Event):
     Attributes:
         call: number of the call.
         outcome: how it ended.
-        positions: number of collectives so far by process group; None if the rank has left its group.
+        collectives: how many the call has begun, by process group; None if the rank has left its group.
     """
 
     call: int
     outcome: Result | Failure
-    positions: Mapping[str, int] | None
+    collectives: Mapping[str, int] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -469,16 +439,12 @@ class StackReport(Event):
     """Where the main thread of a rank is.
 
     Attributes:
-        call: number of the call of a session; 0 for the launched function.
         collective: the collective in which it waits, or `backward`; empty if it is in neither.
-        seconds: how long its stack has not changed, since it was first looked at.
         frames: frames of the user's code, outermost first.
         recorded: collectives in progress from torch's flight recorder, else the last one.
     """
 
-    call: int = 0
     collective: str
-    seconds: float
     frames: Sequence[Frame]
     recorded: Sequence[RecordedCollective] = ()
 

@@ -326,6 +326,8 @@ class DataLoaderConfiguration(Checked):
         non_blocking: True copies from pinned memory while the computation goes on.
         use_stateful_dataloader: True gives loaders `state_dict` and `load_state_dict`, to go on in the middle of
             an epoch; needs torchdata.
+        already_sharded: True if each process makes loaders of its own share, whose batches stay as they are; False if
+            all make the same ones; None finds it out, see `prepare_data_loader`.
 
     Raises:
         TypeError: `data_seed` is no integer, or another field neither true nor false.
@@ -341,6 +343,7 @@ class DataLoaderConfiguration(Checked):
     data_seed: int | None = None
     non_blocking: bool = False
     use_stateful_dataloader: bool = False
+    already_sharded: bool | None = None
 
     def _complete_fields(self) -> None:
         if self.data_seed is not None:

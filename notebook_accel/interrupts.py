@@ -94,7 +94,7 @@ class _DelayedInterrupt:
             with self._sending:
                 if self.was_called and not self._is_over and self._is_late():
                     self._sent_again = True
-                    interrupt_thread(self._main)
+                    signal.pthread_kill(self._main, signal.SIGINT)
         self.is_insisting = False
 
 
@@ -147,7 +147,7 @@ def delay_interrupt(
             signal.signal(signal.SIGINT, handler.before)
     if comes_later and handler.was_called:
         with contextlib.suppress(RuntimeError):  # the system gives no further thread
-            threading.Thread(target=_interrupt_later, daemon=True).start()
+            threading.Thread(target=_interrupt_later, args=(threading.get_ident(),), daemon=True).start()
             handler.was_called = False
     try:
         handler.obey()
@@ -163,27 +163,12 @@ def _stop_delaying_in_fork() -> None:
         signal.signal(signal.SIGINT, handler.before)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_stop_delaying_in_fork)
+os.register_at_fork(after_in_child=_stop_delaying_in_fork)
 
 
-def _interrupt_later() -> None:
+def _interrupt_later(thread: int) -> None:
     time.sleep(_LATER_SECONDS)
-    interrupt_thread(threading.main_thread().ident)
-
-
-def interrupt_thread(thread: int | None) -> None:
-    """Send an interrupt to a thread, whose system calls it ends. On Windows it ends a `time.sleep` of the main thread.
-
-    There only C's `raise` sets the event that `time.sleep` waits for; `_thread.interrupt_main` does not:
-    https://github.com/python/cpython/blob/3.13/Modules/signalmodule.c (`signal_handler`).
-    """
-    if sys.platform != "win32" and thread is not None:
-        signal.pthread_kill(thread, signal.SIGINT)
-    elif sys.platform == "win32" and callable(signal.getsignal(signal.SIGINT)):
-        signal.raise_signal(signal.SIGINT)
-    else:
-        _thread.interrupt_main()
+    signal.pthread_kill(thread, signal.SIGINT)
 
 
 @contextlib.contextmanager
@@ -242,9 +227,6 @@ def block_interrupt_in_children() -> Iterator[None]:
 
     A front end sends the interrupt to the whole process group of the kernel, so also to processes that just start.
     """
-    if sys.platform == "win32":
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

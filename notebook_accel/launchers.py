@@ -35,16 +35,14 @@ def _apply_config(launcher: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(launcher)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
         __tracebackhide__ = True
-        has_config = kwargs.get("config") is not None
-        if not has_config and not any(
-            isinstance(value, str) and ":" in value for value in (*args, *kwargs.values())
-        ):
-            return launcher(*args, **kwargs)
-        bound = signature.bind(*args, **kwargs)
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{launcher.__name__}() {error}") from None
         number = bound.arguments.get("num_nodes")
         if isinstance(number, str) and ":" in number:  # a range
             bound.arguments.setdefault("rdzv_backend", "c10d")
-        if has_config:
+        if bound.arguments.get("config") is not None:
             from .config import launch as by_config
 
             found = by_config.arguments_beside(
@@ -100,9 +98,9 @@ def notebook_launcher(
     """Run a function on several processes, and return its value.
 
     Output, displays, figures and tqdm bars of the workers appear in the cell while they run. The notebook may do
-    anything before the launch. If its process cannot be forked, because it has used a GPU or OpenMP for example, forks
-    of a clean copy of it run the function where one stands by, and fresh processes elsewhere. With the environment
-    variable ACCELERATE_DEBUG_MODE=1 a dry launch comes first.
+    anything before the launch. If its process cannot be forked, because it has used a GPU or OpenMP for example, fresh
+    processes run the function, with the notebook's settings of torch and Python. With the environment variable
+    ACCELERATE_DEBUG_MODE=1 a dry launch comes first.
 
     Args:
         function: each process calls it, as `function(*args)`. It may be defined in a cell.
@@ -127,8 +125,7 @@ def notebook_launcher(
             noticed at once.
         log_line_prefix_template: `string.Template` of the text before each line of output, if several ranks are shown.
             It may contain `${rank}`, `${local_rank}` and `${role_name}`.
-        start_method: `fork` copies this process, `forkserver` and `spawn` start fresh ones. `auto` forks if that is
-            safe, and uses a fork server otherwise.
+        start_method: `fork` copies this process, `fresh` starts new ones. `auto` forks where that is safe.
         returns: `first` returns the value of rank 0 on every node, `all` the list of values of this node by rank,
             `none` None. Tensors arrive on the CPU.
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
@@ -149,7 +146,7 @@ def notebook_launcher(
             reports.
         on_hang: `tell` reports a hang and goes on waiting. `raise` ends the run, or restarts its workers if
             `max_restarts` allows it.
-        engine: what starts the processes. `inprocess` runs a single one in this process, `elastic` starts workers here,
+        engine: what starts the processes. `inprocess` runs a single one in this process, `local` starts workers here,
             under torch elastic where this is one node of several, `xla` starts one for each TPU chip, `ray` starts them
             on a Ray cluster, `ssh` on `hosts`, `slurm` on the nodes of a SLURM cluster. Other packages add engines by
             the entry points `notebook_accel.engines`. An `Engine` object is possible too. `auto` chooses by the machine
@@ -230,9 +227,8 @@ def runs() -> RunList:
     A notebook shows the list as a table, and the metrics of all its runs in common charts; also a part of the list, as
     `runs()[-2:]`.
 
-    An ended run in the list has its status, failure, lines and metrics. A value of over 1 MB goes with your last
-    reference to its Run: keep what `notebook_launcher(..., block=False)` returned, or the Run from this list, until
-    `result()` has given the value. Launches that block give their values to their cells alone.
+    An ended run in the list has its status, failure, lines and metrics. That of a launch with `block=False` has its
+    value too; launches that block give their values to their cells alone.
     """
     from .launch import registry
     from .widgets.run.comparison import RunList

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from typing import Any
 
@@ -20,7 +21,7 @@ class LossScaler(torch.amp.GradScaler):
     """A gradient scaler for several optimizers that share a loss: it updates its scale at the start of the next loss.
 
     An update after the first optimizer's step would be wrong for the second: it would divide its gradients twice, or by
-    a scale that differs from that of its loss.
+    a scale that differs from that of its loss. Gradients that an optimizer still accumulates change with the scale.
 
     Args:
         device: device type of the losses.
@@ -33,6 +34,15 @@ class LossScaler(torch.amp.GradScaler):
         self._comm: Comm | None = None
         # optimizers whose gradients are unscaled, and what these were at the last loss after that
         self._unscaled: _Unscaled = weakref.WeakKeyDictionary()
+        self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let an optimizer's gradients change with the scale.
+
+        Args:
+            optimizer: the raw optimizer.
+        """
+        self._optimizers.add(optimizer)
 
     def share(self, comm: Comm) -> None:
         """Let all processes skip a step where one of them found an infinite value: they hold parts of one model.
@@ -46,6 +56,20 @@ class LossScaler(torch.amp.GradScaler):
         """Let the next loss call `update` first."""
         self._update_is_due = True
 
+    def get_scale(self) -> float:
+        """Return the scale of the next loss, also right after a step."""
+        if not (self._update_is_due and self.is_enabled()):
+            return super().get_scale()
+        scale, tracker = self._check_scale_growth_tracker("get_scale")
+        states = self._per_optimizer_states
+        self._scale, self._growth_tracker = scale.clone(), tracker.clone()
+        self._per_optimizer_states = copy.deepcopy(states)  # torch adds up what it has found in place
+        try:  # other optimizers may still have gradients of the old scale
+            super().update()
+            return super().get_scale()
+        finally:
+            self._scale, self._growth_tracker, self._per_optimizer_states = scale, tracker, states
+
     def _apply_update(self) -> None:
         if self._update_is_due:
             self.update()
@@ -58,7 +82,18 @@ class LossScaler(torch.amp.GradScaler):
         """
         self._update_is_due = False
         self._unscaled.clear()
+        if not self.is_enabled() or self._scale is None:
+            super().update(new_scale)
+            return
+        before, stages = self._scale.clone(), [(item, self._stage(item)) for item in self._optimizers]
         super().update(new_scale)
+        waiting = {}  # of models that accumulate, while another one has stepped; each once, where optimizers share it
+        for optimizer, stage in stages:
+            if stage is not OptState.STEPPED:
+                factor = self._scale if stage is OptState.UNSCALED else self._scale / before
+                waiting.update(dict.fromkeys(list_of(optimizer), factor))
+        for gradient, factor in waiting.items():
+            to_local(gradient).mul_(factor.to(gradient.device))
 
     def scale(self, outputs: Any) -> Any:
         """Multiply outputs by the scale.
@@ -98,6 +133,7 @@ class LossScaler(torch.amp.GradScaler):
         Returns:
             What its `step` returns; None if it was skipped.
         """
+        self.follow(optimizer)  # one that was unpickled with the scaler
         if self._stage(optimizer) is OptState.STEPPED:
             self._apply_update()
         if self._comm is not None or self._stage(optimizer) is OptState.UNSCALED:
@@ -112,11 +148,12 @@ class LossScaler(torch.amp.GradScaler):
 
     def __getstate__(self) -> dict[str, Any]:
         self._apply_update()
-        return {**super().__getstate__(), "_comm": None, "_unscaled": None}
+        return {**super().__getstate__(), "_comm": None, "_unscaled": None, "_optimizers": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._unscaled = weakref.WeakKeyDictionary()
+        self._optimizers = weakref.WeakSet()
 
     def found_inf(self, optimizer: torch.optim.Optimizer) -> bool:
         """Return True if an optimizer's last gradients had an infinite or NaN value.

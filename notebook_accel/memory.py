@@ -16,7 +16,6 @@ from . import devices
 _OUT_OF_MEMORY: Final = (
     "out of memory",  # CUDA, HIP, XPU and MPS
     "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",  # Windows
     "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED",  # what cuDNN says where no algorithm's workspace fits
     "CUBLAS_STATUS_ALLOC_FAILED",
 )

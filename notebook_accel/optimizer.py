@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
+from . import detect
 from . import runtime as process
 from .combinations import refuse
 from .gradient_state import GradientState
@@ -222,7 +223,7 @@ class AcceleratedOptimizer(torch.optim.Optimizer):
         return result
 
     def _is_due(self) -> bool:
-        runtime = self._runtime if self._runtime is not None else process.current()
+        runtime = detect.find_runtime(self)
         return runtime is None or runtime.gradient.sync_gradients
 
     def _step_scaled(self, arguments: tuple[Any, ...]) -> Any:

@@ -217,7 +217,7 @@ def restore_forward(model: torch.nn.Module) -> None:
         model.__dict__.pop("forward", None)
         own = getattr(wrapper, "_forward", None)
         # a forward that was set on the instance is restored there
-        if own is not None and getattr(own, "__func__", None) is not type(model).forward:
+        if own is not None and getattr(own, "__func__", None) is not getattr(type(model), "forward", None):
             vars(model)["forward"] = own
 
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import linecache
+import re
 import sys
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
+CELL: Final = re.compile(r"ipykernel_\d+|<ipython-input-|<string>")
+"""Names of files that Python gives to the code of cells."""
 _DISTRIBUTIONS = {"yaml": "pyyaml", "sklearn": "scikit-learn", "PIL": "pillow"}
 
 
@@ -104,6 +108,36 @@ def find_kernel_shell() -> Any:
     """Return the shell of the running IPython kernel, or None: IPython in a terminal cannot update displays."""
     shell = find_shell()
     return shell if shell is not None and hasattr(shell, "kernel") else None
+
+
+def is_cell(filename: str) -> bool:
+    """Return whether a file name is one that Python gives to the code of a cell.
+
+    Args:
+        filename: `co_filename` of a code object.
+    """
+    return bool(CELL.search(filename))
+
+
+def describe_file(filename: str) -> str:
+    """Return how messages name a file.
+
+    Args:
+        filename: `co_filename` of a code object.
+
+    Returns:
+        `cell In[3]` for the code of a cell, `a cell` if its number is not known, else the file name.
+    """
+    if not CELL.search(filename):
+        return filename
+    numbers = getattr(getattr(find_shell(), "compile", None), "_filename_map", {})
+    return f"cell In[{numbers[filename]}]" if filename in numbers else "a cell"
+
+
+def describe_line(filename: str, line: int) -> str:
+    """Return how messages name a line, with the code on it where that is known: `cell In[3], line 1 (train())`."""
+    code = linecache.getline(filename, line).strip()
+    return f"{describe_file(filename)}, line {line}" + (f" ({code:.80})" if code else "")
 
 
 def find_widgets_problem() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -20,6 +21,11 @@ def find_missing() -> list[str]:
     Only `ruamel`, a folder without code, is imported for that. Nothing is known, and the list empty, if this package is
     not installed but on the path only.
     """
+    return [text for text in _list_all() if not _is_here(_split(text)[0])]
+
+
+def _list_all() -> list[str]:
+    """Return the requirements of this package that no extra adds."""
     import re  # here: these take longer to import than all that the package itself imports
     from importlib import metadata
 
@@ -28,9 +34,7 @@ def find_missing() -> list[str]:
     except metadata.PackageNotFoundError:
         return []
     parts = [found.groups() for line in lines if (found := re.match(_REQUIREMENT, line))]
-    return [
-        f"{name}{versions.strip()}" for name, versions, marker in parts if not marker and not _is_here(name)
-    ]
+    return [f"{name}{versions.strip()}" for name, versions, marker in parts if not marker]
 
 
 def describe(missing: Sequence[str]) -> str:
@@ -46,13 +50,32 @@ def describe(missing: Sequence[str]) -> str:
     return f"notebook_accel needs {listed}, which {verb} not installed: pip install {wanted}"
 
 
-def is_of_missing(error: ModuleNotFoundError) -> bool:
+def describe_broken(error: BaseException) -> str:
+    """Return the sentence about the requirement whose own import raised an error, empty where none did.
+
+    Args:
+        error: what an import raised.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_in = next((name for name in reversed(names) if not name.startswith("importlib.")), "")
+    for text in _list_all():
+        if _names(text, raised_in):
+            reason = f"{type(error).__name__}: {error}"
+            return f"{_split(text)[0]} cannot be imported ({reason}): pip install --force-reinstall '{text}'"
+    return ""
+
+
+def is_of_missing(error: ImportError) -> bool:
     """Return True if an import failed because a requirement is missing.
 
     Args:
         error: what the import raised.
     """
-    return any(_names(text, error.name or "") for text in find_missing())
+    return isinstance(error, ModuleNotFoundError) and any(
+        _names(text, error.name or "") for text in find_missing()
+    )
 
 
 def require(names: Iterable[str]) -> None:
@@ -100,7 +123,7 @@ def find_impostor() -> str:
 
 def _is_here(name: str) -> bool:
     try:
-        return importlib.util.find_spec(_module(name)) is not None
+        return importlib.util.find_spec(module_of(name)) is not None
     except ModuleNotFoundError:  # of a package around it
         return False
     except ValueError:  # tests and notebooks put modules without a spec into sys.modules
@@ -109,11 +132,12 @@ def _is_here(name: str) -> bool:
 
 def _names(requirement: str, module: str) -> bool:
     """Return whether a module is one of a requirement, or a package around it."""
-    own = _module(_split(requirement)[0])
+    own = module_of(_split(requirement)[0])
     return f"{own}.".startswith(f"{module}.") or module.startswith(f"{own}.")
 
 
-def _module(name: str) -> str:
+def module_of(name: str) -> str:
+    """Return the name of the module of a requirement."""
     return _MODULES.get(name, name.replace("-", "_"))
 
 

@@ -78,6 +78,7 @@ class GradientFlags:
     Attributes:
         sync_gradients: whether the next step of an optimizer is due.
         num_steps: batches per optimizer step.
+        num_blocks: how many blocks of `accumulate` are open, one inside the other.
         adjust_scheduler: the user's choice; has no effect, schedules always step with the optimizer.
         sync_with_dataloader: whether a step follows the last batch of a loader.
         sync_each_batch: whether gradients are reduced for accumulated batches too, which saves memory.
@@ -92,6 +93,7 @@ class GradientFlags:
         "adjust_scheduler",
         "iterations",
         "latest",
+        "num_blocks",
         "num_steps",
         "steps",
         "sync_each_batch",
@@ -103,6 +105,7 @@ class GradientFlags:
     def __init__(self) -> None:
         self.sync_gradients: bool = True
         self.num_steps: int = 1
+        self.num_blocks: int = 0
         self.steps: int = 0
         self.adjust_scheduler: bool = True
         self.sync_with_dataloader: bool = True
@@ -178,8 +181,7 @@ class GradientFlags:
     @property
     def active(self) -> Any | None:
         """The loader of the loop that the code is in, None without one."""
-        current = self.current
-        return None if current is None else current.loader
+        return None if (current := self.current) is None else current.loader
 
     @property
     def end_of_dataloader(self) -> bool:
@@ -353,17 +355,15 @@ _thread = threading.local()
 _reporter: Reporter | None = None
 _runs: list[Any] = []
 _sessions: list[Any] = []
-_fork_server: int | None = None
-_standby: list[Any] = []
+_agents: list[Any] = []
 _connections: list[Any] = []
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
-_stores: weakref.WeakSet[Any] = weakref.WeakSet()
+_stores: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def is_accelerated() -> bool:
     """Return whether there is an accelerator."""
-    installed = current()
-    return installed is not None and installed.accelerated
+    return (own := current()) is not None and own.accelerated
 
 
 def slot() -> Slot:
@@ -454,24 +454,9 @@ def sessions() -> list[Any]:
     return _sessions
 
 
-def fork_server() -> int | None:
-    """Return the process id of the fork server that has answered, None where none has yet."""
-    return _fork_server
-
-
-def set_fork_server(pid: int | None) -> None:
-    """Note that a fork server answers.
-
-    Args:
-        pid: its process id.
-    """
-    global _fork_server
-    _fork_server = pid
-
-
-def standby() -> list[Any]:
-    """Return the process that stands by for launches, in a list of one or none. Changes of the list count."""
-    return _standby
+def agents() -> list[Any]:
+    """Return the agent of this process, in a list of one or none. Changes of the list count."""
+    return _agents
 
 
 def connections() -> list[Any]:
@@ -484,8 +469,8 @@ def owners() -> weakref.WeakSet[Any]:
     return _owners
 
 
-def stores() -> weakref.WeakSet[Any]:
-    """Return torch's stores that no fork keeps open; see `launch.descriptors`. Changes of the set count."""
+def stores() -> weakref.WeakKeyDictionary[Any, int]:
+    """Return torch's stores, and by what descriptor each listens, which no fork keeps. Changes of the dict count."""
     return _stores
 
 

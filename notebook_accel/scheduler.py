@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from . import detect
 from . import runtime as process
 from .gradient_state import GradientState
 from .runtime import Runtime
@@ -58,27 +59,35 @@ class AcceleratedScheduler:
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the schedule; do nothing while gradients accumulate, whatever `adjust_scheduler` says.
 
+        A call with arguments, such as a metric or an epoch, steps it once: batches are not what it counts. Such a call
+        does nothing only inside a block of `accumulate` whose gradients stay.
+
         Args:
             args: of every step of the wrapped scheduler.
             kwargs: of every step of the wrapped scheduler.
         """
+        runtime = detect.find_runtime(self)
         if not self.step_with_optimizer:
             self.scheduler.step(*args, **kwargs)
             return
-        runtime = self._runtime if self._runtime is not None else process.current()
-        if runtime is not None and not runtime.gradient.sync_gradients:
+        counts_calls = bool(args or kwargs)
+        flags = None if runtime is None else runtime.gradient
+        if flags and not flags.sync_gradients and (flags.num_blocks or not counts_calls):
+            return
+        if counts_calls:
+            self.scheduler.step(*args, **kwargs)
             return
         if any(getattr(optimizer, "step_was_skipped", False) for optimizer in self.optimizers):
             return
         if self.split_batches:
-            self.scheduler.step(*args, **kwargs)
+            self.scheduler.step()
             return
         shares = 1 if runtime is None else runtime.topology.world_size
         for _ in range(shares if self._num_shares is None else self._num_shares):
             # OneCycleLR raises after its last step, and the last call may ask for more steps than are left.
             total = getattr(self.scheduler, "total_steps", None)
             if total is None or self.scheduler._step_count <= total:
-                self.scheduler.step(*args, **kwargs)
+                self.scheduler.step()
 
     def get_last_lr(self) -> list[float]:
         """Return the learning rate of each parameter group."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import random
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 
-from . import detect, devices, environ, probes
+from . import detect, devices, environ
 from . import runtime as process
 from .choices import Choice
 from .comm import ops, xla
@@ -35,7 +35,7 @@ class RNGType(Choice):
 
 
 def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
-    """Seed `random`, torch with all its devices, and NumPy if it is installed; no device is initialised.
+    """Seed `random`, NumPy, and torch with all its devices; no device is initialised.
 
     Args:
         seed: from 0 to 2**32 - 1, which are NumPy's limits.
@@ -51,8 +51,7 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
         seed += detect.ensure().topology.rank
         _check_seed(seed)
     random.seed(seed)
-    if probes.is_available("numpy"):
-        importlib.import_module("numpy").random.seed(seed)
+    np.random.seed(seed)
     torch.manual_seed(seed)  # also seeds devices that are initialised later
     if (current := process.current()) is not None and current.device.type == "xla":
         xla.set_seed(seed)  # a device that is not in use yet takes its seed from torch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -134,11 +135,14 @@ def _list_children(pid: int) -> list[int]:
     return found
 
 
+AGENT = "accel-agent"
+
+
 class Children(Guard):
     """Child processes of any depth; those that serve the next test too stay by design.
 
-    They are the warm fork server and resource tracker of multiprocessing, what stands by to become such a server, and
-    the process of `tests/forker.py`.
+    They are the agent with its templates, the warm fork server and resource tracker of multiprocessing, and the process
+    of `tests/forker.py`.
     """
 
     kind = "children"
@@ -147,7 +151,7 @@ class Children(Guard):
         "multiprocessing.resource_tracker import main",
         "addr2line -C -f -e ",  # of torch, which finds lines of its C++ with it
         "-m tests.forking ",
-        "notebook_accel.launch.worker.standby import stand_by",
+        "notebook_accel.launch.agent.server import main",
     )
 
     def snapshot(self) -> set[psutil.Process]:
@@ -188,14 +192,13 @@ class Children(Guard):
                 continue
 
     def _stays(self, child: psutil.Process) -> bool:
-        # a worker that the fork server forked has the server's command line, and the server as its parent
+        # a worker that a server forked has the server's command line, and the server as its parent
         parent = child.parent()
         mark = self._find_mark(child)
-        return mark is not None and not (parent is not None and self._find_mark(parent) == mark)
+        is_worker = parent is not None and self._find_mark(parent) == mark
+        return mark is not None and (not is_worker or child.name() == "accel-agent")
 
     def _find_mark(self, process: psutil.Process) -> str | None:
-        if process.name() == "accel-standby":  # its command line may be its kernel's
-            return process.name()
         line = " ".join(process.cmdline())
         return next((mark for mark in self.WARM if mark in line), None)
 
@@ -205,11 +208,21 @@ class SharedMemory(Guard):
     of_the_machine = True
     FOLDER = Path("/dev/shm")
     KEPT = "sem.mp-"  # where processes do not start by fork, semaphores have a name as long as they are kept
+    MAKING = re.compile(r"sem\.[A-Za-z0-9]{6}")
+    BYTES = 32
 
     def snapshot(self) -> set[str]:
         names = os.listdir(self.FOLDER) if self.FOLDER.is_dir() else []
         by_fork = not elsewhere.SYSTEM and sys.version_info < (3, 14)
+        names = [name for name in names if not self.is_being_made(name)]
         return {name for name in names if by_fork or not name.startswith(self.KEPT)}
+
+    @classmethod
+    def is_being_made(cls, name: str) -> bool:
+        """Return whether glibc was making a semaphore; where its maker is killed it stays, and nobody removes it."""
+        with contextlib.suppress(OSError):
+            return bool(cls.MAKING.fullmatch(name)) and (cls.FOLDER / name).stat().st_size == cls.BYTES
+        return False
 
     def leaks(self, before: set[str]) -> list[str]:
         new = self.snapshot() - before
@@ -275,8 +288,11 @@ class Descriptors(Guard):
 
     @staticmethod
     def _warm() -> set[int]:
-        """Return the descriptors of this process's fork server, resource tracker and forker."""
+        """Return the descriptors of this process's agent, fork server, resource tracker and forker."""
         found = {descriptor for one in forker.CURRENT for descriptor in one.descriptors}
+        runtime = sys.modules.get("notebook_accel.runtime")
+        for agent in [] if runtime is None else runtime.agents():
+            found |= {*agent.filenos(), agent._log}
         for module, slot, fields in (
             ("multiprocessing.forkserver", "_forkserver", ("_forkserver_alive_fd",)),
             ("multiprocessing.resource_tracker", "_resource_tracker", ("_fd",)),
@@ -299,15 +315,20 @@ class TempFiles(Guard):
     """Entries of the temp folder, which the test session has for itself."""
 
     kind = "temp_files"
-    # multiprocessing keeps one folder for its sockets, matplotlib and torch's compiler each a cache
-    KEPT = ("pymp-", "matplotlib-", "torchinductor_")
+    # multiprocessing keeps one folder for its sockets, and so does this package: the next run removes that of a kernel
+    # that was killed; matplotlib and torch's compiler keep each a cache
+    KEPT = ("pymp-", "accel-", "matplotlib-", "torchinductor_")
 
     def snapshot(self) -> set[str]:
         return set(os.listdir(tempfile.gettempdir()))
 
     def leaks(self, before: set[str]) -> list[str]:
         new = sorted(name for name in self.snapshot() - before if not name.startswith(self.KEPT))
-        return [f"{name} was left in the temp folder" for name in new if not _is_of_torch(name)]
+        return [
+            f"{name} was left in the temp folder"
+            for name in new
+            if not (_is_of_torch(name) or _is_trial_of_tempfile(name))
+        ]
 
 
 def _is_of_torch(name: str) -> bool:
@@ -322,13 +343,30 @@ def _is_of_torch(name: str) -> bool:
     return entries - {"__pycache__"} == {_TORCHS}
 
 
+def _is_trial_of_tempfile(name: str) -> bool:
+    """Return whether a file is the one by which `tempfile.gettempdir` tries a folder, in a process that was killed.
+
+    Its name is eight random characters. Ray kills processes that it has just started.
+    """
+    path = Path(tempfile.gettempdir(), name)
+    try:
+        return len(name) == 8 and path.is_file() and path.read_bytes() in (b"", b"blat")
+    except OSError:  # gone meanwhile
+        return True
+
+
 class Signals(Guard):
     kind = "signals"
     # the timer of pytest-timeout owns SIGALRM
-    WATCHED = tuple(
-        getattr(signal, name)
-        for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGCHLD", "SIGUSR1", "SIGUSR2", "SIGPIPE")
-        if hasattr(signal, name)
+    WATCHED = (
+        signal.SIGINT,
+        signal.SIGTERM,
+        signal.SIGHUP,
+        signal.SIGQUIT,
+        signal.SIGCHLD,
+        signal.SIGUSR1,
+        signal.SIGUSR2,
+        signal.SIGPIPE,
     )
 
     def snapshot(self) -> dict[signal.Signals, Any]:

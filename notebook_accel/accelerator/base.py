@@ -41,7 +41,6 @@ class Shared:
         scaler_handler: what made the loss scaler.
         init_handler: what opened the process group.
         flag_tensor: 1 where `set_trigger` was called and `check_trigger` not yet; None before the first call.
-        step: batches since the last optimizer step that ended a loader.
     """
 
     state: AcceleratorState
@@ -54,7 +53,7 @@ class Shared:
     scaler_handler: GradScalerKwargs | None
     init_handler: InitProcessGroupKwargs | None
     flag_tensor: torch.Tensor | None
-    step: int
+    _made_at: tuple[str, int]
     _runtime: Runtime
     _strategy: Strategy
     _precision: Precision
@@ -62,6 +61,9 @@ class Shared:
     _ddp_handler: DistributedDataParallelKwargs | None
     _autocast_handler: AutocastKwargs | None
     _recipe: AORecipeKwargs | None
+    _step: int
+    _counts: dict[frozenset[int] | None, int]
+    _counted: frozenset[int] | None
     _models: list[torch.nn.Module]
     _optimizers: list[AcceleratedOptimizer]
     _schedulers: list[AcceleratedScheduler]

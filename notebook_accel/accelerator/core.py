@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from .. import compilation, detect, devices, environ, precision, runtime, state_views
+from .. import compilation, detect, devices, environ, precision, probes, runtime, state_views
+from ..caller import find_line
 from ..compilation import TorchDynamoPlugin
 from ..fp8 import AORecipeKwargs, FP8BackendType
 from ..fsdp import FullyShardedDataParallelPlugin
@@ -184,14 +185,14 @@ class Accelerator(
             deepspeed_plugins=plugins.deepspeed,
             parallelism_config=plugins.parallelism,
         )
-        self.step = 0
+        self._step, self._counted, self._counts = 0, None, {None: 0}
+        self._made_at = find_line(probes.CELL)
         self.trackers, self._unfinished = [], []
         self._models, self._optimizers, self._schedulers, self._dataloaders = [], [], [], []
         self._custom_objects = []
         # handles refer to them weakly, which a dict does not allow
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
-        self._writer = None
-        self.flag_tensor = None
+        self._writer, self.flag_tensor = None, None
         if trainer.LIBRARY in sys.modules:
             trainer.join()
 

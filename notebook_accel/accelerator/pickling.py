@@ -143,11 +143,6 @@ def _join(origin: Origin) -> Runtime:
 def _refuse_other_size(origin: Origin, world_size: int) -> None:
     if world_size != origin.topology.world_size:
         raise ValueError(
-            f"this Accelerator was pickled in a run of {count_processes(origin.topology.world_size)}, and this run has "
-            f"{world_size}: make a new one, and load what save_state saved"
+            f"this Accelerator was pickled in a run of {detect.count_processes(origin.topology.world_size)}, and this "
+            f"run has {world_size}: make a new one, and load what save_state saved"
         )
-
-
-def count_processes(world_size: int) -> str:
-    """Return a number of processes in words."""
-    return "1 process" if world_size == 1 else f"{world_size} processes"

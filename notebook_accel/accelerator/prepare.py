@@ -11,7 +11,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from .. import devices
+from .. import detect, devices
 from ..caller import warn
 from ..combinations import refuse
 from ..compilation import DynamoBackend
@@ -23,11 +23,12 @@ from ..scheduler import AcceleratedScheduler
 from ..strategies.base import Bundle
 from .base import Shared
 from .kinds import check_placement, require_model, require_optimizer, require_scheduler, require_trained
-from .pickling import count_processes
 
 _MARK = "_is_accelerate_prepared"
 _SIZE = "_prepared_for_processes"
 """Of what was prepared: the number of processes of the run."""
+_PLACE = "_prepared_by"
+"""Where the accelerator was made that prepared it: file and line."""
 
 
 class PreparePart(Shared):
@@ -128,6 +129,8 @@ class PreparePart(Shared):
         )
         self._mark(prepared)
         self._optimizers.append(prepared)
+        if self._precision.scaler is not None:
+            self._precision.scaler.follow(optimizer)
         return prepared
 
     def prepare_data_loader(
@@ -135,6 +138,8 @@ class PreparePart(Shared):
         data_loader: DataLoader[Any],
         device_placement: bool | None = None,
         slice_fn_for_dispatch: Callable[..., Any] | None = None,
+        *,
+        already_sharded: bool | None = None,
     ) -> DataLoader[Any]:
         """Return a loader that gives this process its share of the batches, as `dataloader_config` says.
 
@@ -143,9 +148,12 @@ class PreparePart(Shared):
             device_placement: whether to move batches to the device; by default the accelerator's choice.
             slice_fn_for_dispatch: takes the part of a process out of a batch that rank 0 read; called as
                 `slice_fn(batch, slice, process_index=, num_processes=)`.
+            already_sharded: whether each process made the loader of its own share; None for what `dataloader_config`
+                says.
 
         Raises:
-            ValueError: the batch size is no multiple of the number of processes with `split_batches`.
+            ValueError: the batch size is no multiple of the number of processes with `split_batches`, or the loader's
+                sampler is for other processes.
             TypeError: it is no loader.
         """
         if getattr(data_loader, _MARK, False):
@@ -169,6 +177,7 @@ class PreparePart(Shared):
             use_stateful_dataloader=config.use_stateful_dataloader,
             torch_device_mesh=self._strategy.mesh,
             runtime=self._runtime,
+            already_sharded=config.already_sharded if already_sharded is None else already_sharded,
         )
         self._mark(prepared)
         self._dataloaders.append(prepared)
@@ -363,6 +372,7 @@ class PreparePart(Shared):
     def _mark(self, prepared: Any) -> None:
         setattr(prepared, _MARK, True)
         setattr(prepared, _SIZE, self._runtime.topology.world_size)
+        setattr(prepared, _PLACE, self._made_at)
 
     def _is_of_other_run(self, item: Any) -> bool:
         """Whether an object was prepared for another number of processes, in the notebook for example."""
@@ -370,17 +380,12 @@ class PreparePart(Shared):
 
     def _refuse_other_run(self, item: Any) -> None:
         if self._is_of_other_run(item):
-            kind = type(getattr(item, "optimizer", getattr(item, "scheduler", item))).__name__
-            raise ValueError(
-                f"this {kind} was prepared in a run of {count_processes(getattr(item, _SIZE))}, and this run has "
-                f"{self._runtime.topology.world_size}: give the function what was not prepared, and prepare it "
-                "there"
-            )
+            raise ValueError(detect.describe_other_run(item, self._runtime.topology.world_size))
 
     def _strip(self, model: torch.nn.Module) -> Any:
         """Return a model without what a run of another number of processes has added, to be prepared anew."""
         bare = self._strategy.unwrap(model, False, False)
-        for name in (_MARK, _SIZE):
+        for name in (_MARK, _SIZE, _PLACE):
             bare.__dict__.pop(name, None)
         return bare
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import os
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from .kinds import require_hook, require_model
 
 if TYPE_CHECKING:  # imported by those who save
     from ..checkpointing import background, write
-    from ..checkpointing.folder import PathLike
+    from ..checkpointing.folder import PathLike, Staging
     from ..checkpointing.parts import CollectiveFolder, Parts
 
 
@@ -118,7 +118,8 @@ class SavePart(Shared):
         """Save everything prepared or registered, and all random states; every process calls it.
 
         The folder gets its name once all its files are on the disk: a process that dies at any instant leaves
-        the checkpoint that was there before. Other files in the folder stay.
+        the checkpoint that was there before. Other files in the folder stay. Where two runs save to one folder at a
+        time, the last save stays, whole; with automatic naming the second one raises.
 
         Gradients are not saved. Between two batches of one accumulation this warns: the step after resuming would lack
         those so far.
@@ -145,48 +146,63 @@ class SavePart(Shared):
         target, keep = self._save_target(output_dir)
         topology = self._runtime.topology
         barrier: write.ErrorBarrier = checkpointing.write.CollectiveErrorBarrier(self._runtime.comm)
-        token = self._runtime.comm.broadcast_object(uuid.uuid4().hex[:8])
-        with checkpointing.write.remove_if_interrupted(target, topology):
-            checkpointing.write.start(target, topology, barrier, token, in_background=async_save)
-            files, folders = self._collect(target, safe_serialization)
+        token = self._runtime.comm.broadcast_object(checkpointing.folder.make_token())
+        staging = checkpointing.folder.Staging(target=target, token=token)
+        with checkpointing.write.remove_if_interrupted(staging, topology):
+            ranks = checkpointing.write.start(staging, topology, barrier, in_background=async_save)
+            files, folders = self._collect(staging, safe_serialization)
             if async_save:
-                files, folders = self._snapshot(files, folders, target)
+                files, folders = self._snapshot(files, folders, staging)
             plan = checkpointing.write.Plan(
-                target=target,
+                staging=staging,
+                ranks=ranks,
                 files=files,
                 folders=folders,
-                topology=topology,
-                facts={**self._describe_spread(), "step": self.step},
+                rank=topology.rank,
+                facts={**self._describe_spread(), "step": self._step},
+                replaces=not self.project_configuration.automatic_checkpoint_naming,
                 keep=keep,
             )
             if not async_save:
                 checkpointing.write.finish(plan, barrier)
         if async_save:
-            self._write_in_background(plan, token)
+            self._write_in_background(plan)
         self._warn_of_gradients()  # last: other ranks would wait for one on which a warning is an error
         vars(self.project_configuration)["iteration"] += 1  # without the checks for users' values
         return target
 
     def _collect(
-        self, target: Path, safe_serialization: bool
+        self, staging: Staging, safe_serialization: bool
     ) -> tuple[list[write.File], list[CollectiveFolder]]:
         """Return what this rank writes, once all ranks have found what they write."""
         error = None
         files: list[write.File] = []
         folders: list[CollectiveFolder] = []
         try:
-            files, folders = self._files_to_save(checkpointing.folder.staging(target), safe_serialization)
+            files, folders = self._files_to_save(staging.path, safe_serialization)
         except Exception as found:  # the other ranks wait for the outcome
             error = found
-        self._require_all(error, target)
+        self._require_all(error, staging)
         return files, folders
 
     def _describe_spread(self) -> dict[str, int]:
         """Return over how many processes, and over how many shares of the data, this run is spread."""
         return {"world_size": self._runtime.topology.world_size, "data_shares": self._strategy.num_shares}
 
+    def _list_counts(self) -> dict[tuple[int, ...] | None, int]:
+        """Return the counts of batches: those of prepared models by their places, which are the same in another run."""
+        known = frozenset(range(len(self._models)))
+        return {
+            None if places is None else tuple(sorted(places)): count
+            for places, count in self._counts.items()
+            if places is None or places <= known
+        }
+
     def _warn_of_gradients(self) -> None:
-        if not self._runtime.gradient.sync_gradients and self._runtime.topology.rank == 0:
+        flags = self._runtime.gradient
+        others = [count for models, count in self._counts.items() if models not in (None, self._counted)]
+        is_between = not flags.sync_gradients or any(count % flags.num_steps for count in others)
+        if is_between and self._runtime.topology.rank == 0:
             warn(
                 "save_state in the middle of an accumulation: the gradients so far are not saved, so a run that goes "
                 "on from here computes its first step without them; save where accelerator.sync_gradients is True",
@@ -198,7 +214,7 @@ class SavePart(Shared):
             self._writer.wait()
 
     def _snapshot(
-        self, files: list[write.File], folders: list[CollectiveFolder], target: Path
+        self, files: list[write.File], folders: list[CollectiveFolder], staging: Staging
     ) -> tuple[list[write.File], list[CollectiveFolder]]:
         """Return what is to be written with contents that training does not change any more."""
         if self._writer is None:
@@ -209,29 +225,29 @@ class SavePart(Shared):
             files = checkpointing.background.snapshot(files, self._writer.copies)
         except Exception as found:  # the other ranks wait for the outcome
             error = found
-        self._require_all(error, target)
+        self._require_all(error, staging)
         return files, folders
 
-    def _write_in_background(self, plan: write.Plan, token: str) -> None:
+    def _write_in_background(self, plan: write.Plan) -> None:
         assert self._writer is not None
-        place = checkpointing.folder.barrier_files(plan.target, token)
+        staging = plan.staging
         barrier = checkpointing.background.FileErrorBarrier(
-            place, plan.topology.rank, plan.topology.world_size
+            staging.barrier_files, plan.rank, self._runtime.topology.world_size
         )
-        folders = [checkpointing.folder.staging(plan.target), place]
-        self._writer.start(lambda: checkpointing.write.finish(plan, barrier), plan.target, folders)
+        folders = [staging.path, staging.barrier_files]
+        self._writer.start(lambda: checkpointing.write.finish(plan, barrier), staging.target, folders)
 
-    def _require_all(self, error: Exception | None, target: Path) -> None:
+    def _require_all(self, error: Exception | None, staging: Staging) -> None:
         """Raise this rank's error, or tell of another rank's, with nothing left of the new checkpoint."""
         failed = self._exchange(error)
         if not failed:
             return
         if self._runtime.topology.is_local_main:
-            checkpointing.folder.remove(checkpointing.folder.staging(target))
+            checkpointing.write.remove(staging)
         if error is not None:
             raise error
         raise CheckpointError(
-            f"checkpoint {target} was not written, what was there before is untouched: {failed}"
+            f"checkpoint {staging.target} was not written, what was there before is untouched: {failed}"
         )
 
     def _exchange(self, error: Exception | None) -> str:
@@ -289,7 +305,9 @@ class SavePart(Shared):
             models = [strategy.unwrap(model) for model in self._models]
             for hook in list(self._save_hooks.values()):
                 hook(models, weights, str(where))
-        files = checkpointing.write.own_files(parts, runtime.topology.rank, self.step, runtime.device)
+        files = checkpointing.write.own_files(
+            parts, runtime.topology.rank, self._step, self._list_counts(), runtime.device
+        )
         folders = strategy.collective_folders(parts, weights)
         if self._writes_shared_files():
             files += [] if is_collective else checkpointing.write.model_files(weights, safe_serialization)
@@ -342,7 +360,17 @@ class SavePart(Shared):
             return False
         target, number = source
         options = {key: value for key, value in load_model_func_kwargs.items() if key != "map_location"}
+        tries = itertools.count()
+        while not self._load(target, load_kwargs or {}, options, next(tries)):
+            pass
+        if number is not None:
+            self.project_configuration.iteration = max(self.project_configuration.iteration, number + 1)
+        return True
+
+    def _load(self, target: Path, options: dict[str, Any], model_options: dict[str, Any], tries: int) -> bool:
+        """Load a checkpoint; return False where a save has replaced it meanwhile: there may be parts of both."""
         models = [self._strategy.unwrap(model) for model in self._models]
+        found_there = checkpointing.read.identify(target, tries)
         error: Exception | None = None
         loading = checkpointing.read.Loading()
         try:
@@ -355,23 +383,33 @@ class SavePart(Shared):
                 self._describe_spread(),
                 self._runtime.device,
                 count_models=not self._load_hooks,
-                options=load_kwargs or {},
-                model_options=options,
+                options=options,
+                model_options=model_options,
                 load_folders=self._strategy.load_collective_folders,
             )
         except Exception as found:  # the other ranks wait for the outcome
             error = found
-        errors = self._runtime.comm.all_gather_object(None if error is None else str(error))
+        gather = self._runtime.comm.all_gather_object
+        if not any(gather(error is not None)):
+            try:
+                loading.run()
+            except Exception as found:
+                error = found
+        is_there = checkpointing.read.identify(target, tries) == found_there
+        outcomes = gather((is_there, None if error is None else str(error)))
+        if not all(is_there for is_there, _ in outcomes):
+            return False
         if error is not None:
             raise error
-        if any(errors):
-            found_on = next(rank for rank, text in enumerate(errors) if text)
-            raise CheckpointError(f"rank {found_on} cannot load {target}: {errors[found_on]}")
-        loading.run()
+        for rank, (_, text) in enumerate(outcomes):
+            if text is not None:
+                raise CheckpointError(f"rank {rank} cannot load {target}: {text}")
         if loading.step is not None:
             self.step = loading.step
-        if number is not None:
-            self.project_configuration.iteration = max(self.project_configuration.iteration, number + 1)
+            self._counts |= {
+                None if places is None else frozenset(places): count
+                for places, count in loading.counts.items()
+            }
         return True
 
     def _load_source(self, input_dir: PathLike | None) -> tuple[Path, int | None] | None:
@@ -389,10 +427,8 @@ class SavePart(Shared):
             return target, number
         assert input_dir is not None
         target = checkpointing.folder.resolve(input_dir)
-        if self._runtime.topology.is_local_main:
-            checkpointing.folder.recover(target)
-        self._runtime.comm.barrier()
-        if not target.is_dir():
+        # another save may be between two renames
+        if not any(checkpointing.folder.recover(target) for _ in range(3)):
             raise ValueError(f"{target} is no folder with a checkpoint")
         return target, None
 

@@ -100,7 +100,8 @@ class TrainPart(Shared):
         """Return a context whose block counts as one batch; optimizers and schedulers step in every N-th block only.
 
         N is `gradient_accumulation_steps`. The last batch of a loader is a step too. Gradients are reduced over the
-        processes in the blocks with a step.
+        processes in the blocks with a step. Blocks are counted for each set of models: those of `accumulate(generator)`
+        apart from those of `accumulate(discriminator)`.
 
         Args:
             models: the prepared models that the block trains; lists of them too.
@@ -110,16 +111,31 @@ class TrainPart(Shared):
         """
         return _Accumulation(self, list_trained(models))
 
-    def _count_batch(self) -> bool:
+    @property
+    def step(self) -> int:
+        """Batches that the latest `accumulate` has counted for its models since the end of a loader.
+
+        Setting it sets the counts of all models.
+        """
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._step, self._counted, self._counts = step, None, {None: step}
+
+    def _count_batch(self, models: Sequence[torch.nn.Module]) -> bool:
         """Set the flags for the next batch; return True if its gradients stay with the process."""
         flags = self._runtime.gradient
-        if flags.sync_with_dataloader and flags.end_of_dataloader:
-            self.step = 0
-            flags.sync_gradients = True
-        else:
-            self.step += 1
-            flags.sync_gradients = self.step % flags.num_steps == 0
+        known = self._models
+        self._counted = frozenset([known.index(one) if one in known else id(one) for one in models])
+        before = self._counts.get(self._counted, self._counts[None])
+        self._set_count(0 if flags.sync_with_dataloader and flags.end_of_dataloader else before + 1)
+        flags.sync_gradients = self._step % flags.num_steps == 0
         return not (flags.sync_gradients or flags.sync_each_batch)
+
+    def _set_count(self, count: int) -> None:
+        self._step = count
+        self._counts = {**self._counts, self._counted: count}  # a new dict: copies have counts of their own
 
     def no_sync(self, model: torch.nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes do not reduce gradients over the processes.
@@ -203,7 +219,7 @@ class TrainPart(Shared):
             return nullcontext(joining)
 
         def begin_anew() -> None:
-            self.step = 0
+            self._set_count(0)
 
         return step_together(joining, flags, begin_anew)
 
@@ -289,23 +305,32 @@ class TrainPart(Shared):
 class _Accumulation(AbstractContextManager[None]):
     """One batch of gradient accumulation; a class, because a generator takes three times as long for every batch."""
 
-    __slots__ = ("_accelerator", "_models", "_quiet")
+    __slots__ = ("_accelerator", "_flags", "_models", "_outer", "_quiet")
 
     def __init__(self, accelerator: TrainPart, models: Sequence[torch.nn.Module]) -> None:
         self._accelerator = accelerator
+        self._flags = accelerator._runtime.gradient
         self._models = models
         self._quiet: AbstractContextManager[Any] | None = None
+        self._outer: bool | None = None
 
     def __enter__(self) -> None:
-        if not self._accelerator._count_batch():
-            return
-        quiet = [self._accelerator.no_sync(model) for model in self._models]
-        self._quiet = quiet[0] if len(quiet) == 1 else _together(quiet)
-        self._quiet.__enter__()
+        outer = self._flags.sync_gradients if self._flags.num_blocks else None
+        if self._accelerator._count_batch(self._models):
+            quiet = [self._accelerator.no_sync(model) for model in self._models]
+            self._quiet = quiet[0] if len(quiet) == 1 else _together(quiet)
+            self._quiet.__enter__()
+        self._outer = outer
+        self._flags.num_blocks += 1
 
     def __exit__(self, *raised: Any) -> None:
-        if self._quiet is not None:
-            self._quiet.__exit__(*raised)
+        try:
+            if self._quiet is not None:
+                self._quiet.__exit__(*raised)
+        finally:
+            self._flags.num_blocks -= 1
+            if self._outer is not None:
+                self._flags.sync_gradients = self._outer
 
 
 @contextmanager

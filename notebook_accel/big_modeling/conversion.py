@@ -42,7 +42,7 @@ def open_sources(model: nn.Module, checkpoint: PathLike) -> list[Source]:
     library = _find_library(model)
     if library is None:
         return sources
-    state: dict[str, Any] = model.state_dict()
+    state = models.plain_state(model)
     if _fit(sources, state):
         return sources
     find_transforms, loading = library

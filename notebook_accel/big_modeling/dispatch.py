@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from ..checkpointing import shards
 from ..checkpointing.folder import PathLike
 from ..hooks import attach_align_device_hook_on_blocks, tensors
 from ..hooks.align import align_hooks, remove_offload_hooks, with_uncallable
@@ -269,22 +270,25 @@ def load_checkpoint_and_dispatch(
     chosen = make_device_map(
         model, device_map, max_memory, no_split_module_classes, wanted, offload_buffers=offload_buffers
     )
-    loading = load.plan(
-        model,
-        checkpoint,
-        chosen,
-        offload_folder=offload_folder,
-        dtype=wanted,
-        offload_buffers=offload_buffers,
-        strict=strict,
-        whole=True,
-    )
-    index = loading.run()
+
+    def read() -> Index:
+        loading = load.plan(
+            model,
+            checkpoint,
+            chosen,
+            offload_folder=offload_folder,
+            dtype=wanted,
+            offload_buffers=offload_buffers,
+            strict=strict,
+            whole=True,
+        )
+        return loading.run()
+
     return dispatch_model(
         model,
         chosen,
         offload_dir=offload_folder,
-        offload_index=index,
+        offload_index=shards.read_unchanged(checkpoint, read),
         offload_buffers=offload_buffers,
         skip_keys=skip_keys,
         preload_module_classes=preload_module_classes,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..caller import warn
-from ..checkpointing import models, pickled, weights
+from ..checkpointing import models, pickled, shards, weights
 from ..checkpointing.folder import PathLike
 from ..checkpointing.models import Source
 from ..hooks import tensors
@@ -65,31 +65,35 @@ def load_checkpoint_in_model(
             _load_sharded(model, checkpoint, wanted, strict, full_state_dict, broadcast_from_rank0)
             return
         has_empty = any(slot.tensor.is_meta for slot in list_slots(model))
-        if device_map is None and not has_empty:
-            _load_in_place(model, checkpoint, wanted, keep_in_fp32_modules or [], strict)
-            return
-        loading = plan(
-            model,
-            checkpoint,
-            device_map,
-            offload_folder=offload_folder,
-            dtype=wanted,
-            keep_in_fp32_modules=keep_in_fp32_modules or [],
-            offload_buffers=offload_buffers,
-            strict=strict,
-        )
-        if loading.on_disk and offload_folder is None:
-            raise ValueError(
-                f"{', '.join(loading.on_disk[:3])} of the device map are on disk: give an offload_folder, which gets "
-                "an index; load_checkpoint_and_dispatch needs none for safetensors files"
+
+        def read() -> None:
+            if device_map is None and not has_empty:
+                _load_in_place(model, checkpoint, wanted, keep_in_fp32_modules or [], strict)
+                return
+            loading = plan(
+                model,
+                checkpoint,
+                device_map,
+                offload_folder=offload_folder,
+                dtype=wanted,
+                keep_in_fp32_modules=keep_in_fp32_modules or [],
+                offload_buffers=offload_buffers,
+                strict=strict,
             )
-        index = loading.run()
-        if device_map is None and not any(slot.tensor.is_meta for slot in list_slots(model)):
-            remove_offload_hooks(
-                model
-            )  # the model was offloaded before: they would bring the weights of then
-        if offload_folder is not None:
-            offload.save_offload_index(index, offload_folder)
+            if loading.on_disk and offload_folder is None:
+                raise ValueError(
+                    f"{', '.join(loading.on_disk[:3])} of the device map are on disk: give an offload_folder, which "
+                    "gets an index; load_checkpoint_and_dispatch needs none for safetensors files"
+                )
+            index = loading.run()
+            if device_map is None and not any(slot.tensor.is_meta for slot in list_slots(model)):
+                remove_offload_hooks(
+                    model
+                )  # the model was offloaded before: they would bring the weights of then
+            if offload_folder is not None:
+                offload.save_offload_index(index, offload_folder)
+
+        shards.read_unchanged(checkpoint, read)
 
 
 def as_floating_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
@@ -136,7 +140,7 @@ def _load_in_place(
     formats = eight_bit.list_formats(model)
     apply = models.plan(model, sources, strict=strict, unused=formats)
     if not strict:
-        _warn_of_unknown(checkpoint, sources, {*model.state_dict(), *formats})
+        _warn_of_unknown(checkpoint, sources, {*models.plain_state(model), *formats})
     if dtype is not None:
         # also buffers that are in no state dict
         for slots in _group_by_tensor(list_slots(model, persistent=False)):

@@ -112,7 +112,7 @@ class Rooms:
         Args:
             place: of the values.
         """
-        if place.nbytes < _LARGE or sys.platform == "win32":
+        if place.nbytes < _LARGE:
             return torch.empty(place.shape, dtype=place.dtype, device="cpu")
         with self._lock:
             left = self._take_left(place.nbytes)
@@ -252,17 +252,12 @@ def _map(path: Path, places: Mapping[str, Place], *advices: int) -> dict[str, to
     with open(path, "rb") as file:
         if file.seek(0, 2) < end:
             raise OSError(f"it has {file.tell()} bytes, and values lie up to byte {end}")
-        if sys.platform == "win32":
-            pages = mmap.mmap(file.fileno(), end - start, access=mmap.ACCESS_COPY, offset=start)
-        else:
-            # by default the system counts such memory as used, and refuses more than it has; with NORESERVE it does
-            # not, as little of it will be written
-            flags = mmap.MAP_PRIVATE | getattr(
-                mmap, "MAP_NORESERVE", _NORESERVE if sys.platform == "linux" else 0
-            )
-            pages = mmap.mmap(
-                file.fileno(), end - start, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=start
-            )
+        # by default the system counts such memory as used, and refuses more than it has; with NORESERVE it does not,
+        # as little of it will be written
+        flags = mmap.MAP_PRIVATE | getattr(
+            mmap, "MAP_NORESERVE", _NORESERVE if sys.platform == "linux" else 0
+        )
+        pages = mmap.mmap(file.fileno(), end - start, flags, mmap.PROT_READ | mmap.PROT_WRITE, offset=start)
     found: dict[str, torch.Tensor] = {}
     for name, place in places.items():
         values = torch.frombuffer(pages, dtype=torch.uint8, count=place.nbytes, offset=place.offset - start)

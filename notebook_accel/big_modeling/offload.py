@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..checkpointing import checksums, rawio, weights
-from ..checkpointing.folder import PathLike
+from ..checkpointing.folder import PathLike, make_token
 from ..errors import CheckpointError
 from ..hooks.tensors import as_device, find_owner, set_module_tensor_to_device
 from ..hooks.weights import Weights
@@ -48,7 +48,7 @@ def offload_weight(
         CheckpointError: the folder has no room or cannot be written; the file is removed then.
     """
     path = Path(offload_folder) / f"{weight_name}.dat"
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.part-{make_token()}")
     values = weight.detach().to("cpu").contiguous()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

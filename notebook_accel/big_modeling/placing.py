@@ -14,6 +14,7 @@ from torch import nn
 from ..checkpointing import models
 from ..checkpointing.folder import PathLike
 from ..checkpointing.models import Source
+from ..compilation import plain_name
 from ..errors import CheckpointError
 from ..hooks import tensors
 from ..hooks.offloaded_tensor import like_parameter
@@ -150,10 +151,10 @@ class Loading:
             CheckpointError: names are missing or unknown that may not be.
         """
         extras = list_extra_states(self.model)
-        extra_names = {name for names in extras.values() for name in names}
+        extra_names = {plain_name(name) for names in extras.values() for name in names}
         known = {slot.name for group in groups for slot in group} | extra_names
         known.update(eight_bit.list_formats(self.model))
-        self.known = known
+        self.known = known = set(map(plain_name, known))
         renamed = models.strip_prefixes({name for source in self.sources for name in source.shapes}, known)
         for source in self.sources:
             for key in (*source.shapes, *source.others):
@@ -194,7 +195,8 @@ class Loading:
 
     def _find(self, names: Iterable[str]) -> tuple[Source, str] | None:
         """Return where the first of these names is that a file has, or has under the name of a twin."""
-        candidates = (known for name in names for known in (name, self._twins.get(name)))
+        own = map(plain_name, names)
+        candidates = (known for name in own for known in (name, self._twins.get(name)))
         return next((self._places[name] for name in candidates if name in self._places), None)
 
     def add(

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ..checkpointing.models import is_extra_state
+from ..compilation import plain_name
 from ..hooks.align import AlignDevicesHook, align_hook, align_module_device
 from ..hooks.tensors import Device, as_device
 
@@ -22,7 +23,7 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
         model: with hooks or without.
 
     Returns:
-        The tensors by name, and what modules return from `get_extra_state`.
+        The tensors by name, see `plain_name`, and what modules return from `get_extra_state`.
 
     Raises:
         ValueError: a weight has no values anywhere.
@@ -47,7 +48,7 @@ def get_state_dict_offloaded_model(model: nn.Module) -> dict[str, Any]:
                 found.setdefault(prefix + key, known[before[key]])
     if lost := [name for name in state if name not in found]:
         raise ValueError(f"{', '.join(map(repr, lost))} have no values: they are on the meta device")
-    return {name: found[name] for name in state}
+    return {plain_name(name): found[name] for name in state}
 
 
 def _state_with(module: nn.Module, hook: AlignDevicesHook | None) -> dict[str, torch.Tensor]:

@@ -11,7 +11,7 @@ import queue
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 
@@ -26,6 +26,13 @@ BLOCK: Final = 1 << 20
 _AT_ONCE: Final = 63
 _THREADS: Final = 4
 _WORD: Final = 8
+
+
+class Written(NamedTuple):
+    """What the writer of a file knows of it: how many bytes it wrote, and their checksums."""
+
+    size: int
+    checksums: str
 
 
 def compute(values: memoryview) -> int:
@@ -88,13 +95,16 @@ class Blocks:
 
     Attributes:
         text: those of all blocks so far, one after the other.
+        size: bytes so far.
     """
 
     def __init__(self) -> None:
         self.text = ""
+        self.size = 0
 
     def add(self, values: memoryview) -> None:
         """Take the next bytes: whole blocks, but for the last ones of the file."""
+        self.size += len(values)
         for start in range(0, len(values), BLOCK):
             block = values[start : start + BLOCK]
             self.text += show(compute(block) if self.text else zlib.crc32(block))

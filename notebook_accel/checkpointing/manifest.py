@@ -1,8 +1,8 @@
 """The manifest of a checkpoint: which files belong to it, with their sizes and checksums.
 
-The rank that writes a file notes its checksums beside it, in a file of that rank; who puts the checkpoint in its place
-gathers them in the manifest. A checkpoint of Accelerate has no manifest, and an older one of ours no checksums: nothing
-is compared there.
+The rank that writes a file notes its size and checksums beside it, in a file of that rank; who puts the checkpoint in
+its place gathers them in the manifest, once they agree with what is there. A checkpoint of Accelerate has no manifest,
+and an older one of ours no checksums: nothing is compared there.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, Final
 
 from ..errors import CheckpointError
 from . import checksums, names, weights
+from .checksums import Written
 
 _VERSION: Final = 1
 _OWN: Final = "checksum"
 _UNSIGNED: Final = "0" * checksums.DIGITS
-_NOTES: Final = ".checksums-"
+_NOTES: Final = ".written-"
 _ADVICE: Final = "the file is damaged or of another checkpoint, load another one"
 
 _SHOWN: Final = 3
@@ -96,39 +97,57 @@ class Manifest:
             )
 
 
-def describe(path: Path) -> str:
-    """Return what the manifest says of a file's bytes: the checksum of its header where that has those of the rest."""
-    return weights.read_header(path).checksum if path.suffix == _SAFETENSORS else checksums.describe(path)
+def describe(path: Path) -> Written:
+    """Return what the manifest says of a file: the checksum of its header, where that has those of the rest."""
+    size = path.stat().st_size
+    if path.suffix == _SAFETENSORS:
+        return Written(size, weights.read_header(path).checksum)
+    return Written(size, checksums.describe(path))
 
 
-def note(where: Path, rank: int, found: Mapping[str, str]) -> None:
-    """Leave the checksums of a rank's files for `write`.
+def note(where: Path, rank: int, found: Mapping[str, Written]) -> None:
+    """Leave what a rank has written for `write`.
 
     Args:
         where: the folder in which the checkpoint is written.
         rank: of this process.
-        found: checksums by the path in the folder.
+        found: its files by the path in the folder.
     """
     (where / f"{_NOTES}{rank}").write_text(json.dumps(found), encoding="utf-8")
 
 
-def write(folder: Path, facts: Mapping[str, Any]) -> None:
-    """List the checkpoint's files with their sizes, and with the checksums that the ranks left.
+def write(folder: Path, facts: Mapping[str, Any], ranks: Iterable[int]) -> None:
+    """List the files that the ranks have written, and those that hooks have put beside them.
 
     Args:
         folder: in which the checkpoint is written.
         facts: what the manifest says besides.
+        ranks: those that wrote to the folder.
+
+    Raises:
+        CheckpointError: a file is missing or has another size than the rank that wrote it has noted.
     """
-    found: dict[str, str] = {}
-    for path in folder.glob(f"{_NOTES}*"):
-        found |= json.loads(path.read_text(encoding="utf-8"))
+    noted: dict[str, Written] = {}
+    for rank in ranks:
+        path = folder / f"{_NOTES}{rank}"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is missing: something removes files of this save") from None
+        noted |= {name: Written(*each) for name, each in found.items()}
         path.unlink()
     sizes = {path.relative_to(folder).as_posix(): path.stat().st_size for path in names.list_files(folder)}
+    for name, written in noted.items():
+        if sizes.get(name) != written.size:
+            what = f"has {sizes[name]:,} bytes" if name in sizes else "is missing"
+            raise CheckpointError(
+                f"{folder / name} {what}, though {written.size:,} were written: something changes files of this save"
+            )
     content = {
         "version": _VERSION,
         **facts,
         "files": sizes,
-        "checksums": {name: found[name] for name in sizes if name in found},
+        "checksums": {name: noted[name].checksums for name in sizes if name in noted},
         _OWN: _UNSIGNED,
     }
     text = json.dumps(content, indent=1)

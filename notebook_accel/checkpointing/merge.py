@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from .. import runtime
+from ..compilation import plain_name
 from ..errors import CheckpointError
 from . import folder, manifest, models, rawio, shards
 from .folder import PathLike
@@ -221,7 +222,7 @@ def _names(source: Path, metadata: Metadata) -> dict[str, str]:
         )
     if not full:
         raise ValueError(f"{source} holds no tensors")
-    return {key: ".".join(path) for key, path in full.items()}
+    return {key: plain_name(".".join(path)) for key, path in full.items()}
 
 
 def _verify(staging: Path, state: Mapping[str, Any]) -> None:

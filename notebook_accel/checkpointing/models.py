@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from ..comm import xla
+from ..compilation import plain_name
 from ..dtensors import is_sharded, shard_like, to_local
 from ..errors import CheckpointError
 from . import weights
 from .pickled import Keep, Outline
 
 Apply = Callable[[], None]
-_PREFIXES: Final = ("module.", "_orig_mod.")
+_PREFIX: Final = "module."
 _SHOWN: Final = 5
 EXTRA_STATE: Final = "_extra_state"
 """The last part of such a name; torch chose it."""
@@ -29,12 +30,13 @@ class Source:
 
     Attributes:
         path: of the file.
-        shapes: of its tensors, by the name they have there.
+        shapes: of its tensors by name, see `plain_name`.
         twins: for a name that was left out, the name with the same values.
         header: of a safetensors file.
         outline: of a file of torch.save.
         others: names of entries that are no tensors.
         verified: names whose values have been compared with their checksums.
+        named: the names in the file of those that have others there.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class Source:
     outline: Outline | None = None
     others: tuple[str, ...] = ()
     verified: set[str] = field(default_factory=set)
+    named: dict[str, str] = field(default_factory=dict)
 
     def read(self) -> dict[str, Any]:
         """Return all entries, on the CPU."""
@@ -106,7 +109,16 @@ class Source:
 
     def locate(self, name: str) -> tuple[Path, str] | None:
         """Return the safetensors file that has these values as they are, and their name there; None for other files."""
-        return None if self.header is None else (self.path, name)
+        return None if self.header is None else (self.path, self.named.get(name, name))
+
+
+def plain_state(model: torch.nn.Module) -> dict[str, Any]:
+    """Return a model's state dict with the names that it has where no part of it is compiled.
+
+    Args:
+        model: any.
+    """
+    return {plain_name(name): value for name, value in model.state_dict().items()}
 
 
 def is_extra_state(name: str) -> bool:
@@ -139,11 +151,19 @@ def open_source(path: Path) -> Source:
     """Return what the file holds; CheckpointError names a file that is missing, cut off or foreign."""
     if path.suffix == ".safetensors":
         header = weights.read_header(path)
+        named = {plain_name(name): name for name in header.entries}
+        header = replace(
+            header,
+            entries={plain_name(name): entry for name, entry in header.entries.items()},
+            texts={plain_name(name): plain_name(text) for name, text in header.texts.items()},
+        )
         shapes = {name: entry.shape for name, entry in header.entries.items()}
-        return Source(path=path, shapes=shapes, twins=header.texts, header=header)
+        return Source(path=path, shapes=shapes, twins=header.texts, header=header, named=named)
     outline = Outline(path)
     if not isinstance(outline.content, dict):
         raise CheckpointError(f"{path} holds a {type(outline.content).__name__}, no weights by name")
+    if any("_orig_mod" in str(name) for name in outline.content):
+        outline.content = {plain_name(str(name)): value for name, value in outline.content.items()}
     tensors = {name: value for name, value in outline.content.items() if isinstance(value, torch.Tensor)}
     return Source(
         path=path,
@@ -164,8 +184,8 @@ def plan(
 ) -> Apply:
     """Check that the weights are whole and fit the model, and return what loads them.
 
-    Wrappers' prefixes in front of all names do not matter. A name that was left out when the weights were
-    saved, because another had the same memory, gets that one's values.
+    Wrappers' prefixes in front of all names do not matter, nor which parts of the model are compiled. A name that was
+    left out when the weights were saved, because another had the same memory, gets that one's values.
 
     Args:
         model: the user's model, unwrapped.
@@ -181,7 +201,7 @@ def plan(
         for source in sources:
             source.verify(source.shapes)
         return _plan_by_model(model, sources, unused, strict=strict, **options)
-    state: dict[str, torch.Tensor] = model.state_dict()
+    state = plain_state(model)
     renamed = strip_prefixes({name for source in sources for name in source.shapes}, state.keys())
     places = {renamed(name): source for source in sources for name in source.shapes}
     originals = {renamed(name): name for source in sources for name in source.shapes}
@@ -235,13 +255,15 @@ def _plan_by_model(
 
     def apply() -> None:
         content = {name: value for source in sources for name, value in source.read().items()}
-        renamed = strip_prefixes(set(content), model.state_dict().keys())
+        state = model.state_dict()
+        own = {plain_name(name): name for name in state}
+        renamed = strip_prefixes(set(content), own)
         content = {renamed(name): value for name, value in content.items() if renamed(name) not in unused}
         for source in sources:
             for name, kept in source.twins.items():
                 if renamed(kept) in content:
                     content.setdefault(renamed(name), content[renamed(kept)])
-        state = model.state_dict()
+        content = {own.get(name, name): value for name, value in content.items()}
         before = {
             name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in state.items()
         }
@@ -296,20 +318,16 @@ def strip_prefixes(names: set[str], known: Any) -> Callable[[str], str]:
     known = set(known)
     best, best_count = "", len(names & known)
     prefix, rest = "", names
-    while rest:
-        found = next((p for p in _PREFIXES if all(name.startswith(p) for name in rest)), None)
-        if found is None:
-            break
-        prefix += found
-        rest = {name[len(found) :] for name in rest}
+    while rest and all(name.startswith(_PREFIX) for name in rest):
+        prefix += _PREFIX
+        rest = {name[len(_PREFIX) :] for name in rest}
         if len(rest & known) > best_count:
             best, best_count = prefix, len(rest & known)
     if best:
         return lambda name: name.removeprefix(best)
-    # the names in the model have a prefix, as in a compiled model, and the stored names have none
-    for extra in _PREFIXES:
-        if len({extra + name for name in names} & known) > best_count:
-            return lambda name, extra=extra: extra + name  # type: ignore[misc]
+    # the names in the model have the prefix, and the stored names have none
+    if len({_PREFIX + name for name in names} & known) > best_count:
+        return lambda name: _PREFIX + name
     return lambda name: name
 
 

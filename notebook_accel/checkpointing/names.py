@@ -84,8 +84,14 @@ def count(folder: Path, name: str) -> int:
 
 
 def checkpoints(parent: Path) -> list[tuple[int, Path]]:
-    """Return the automatically named checkpoints in a folder with their numbers, oldest first."""
-    if not parent.is_dir():
-        return []
-    found = [(_NUMBERED.fullmatch(path.name), path) for path in parent.iterdir() if path.is_dir()]
-    return sorted((int(match[1]), path) for match, path in found if match is not None)
+    """Return the automatically named checkpoints in a folder with their numbers, oldest first.
+
+    A folder that only has such a name is none: it has neither our manifest nor random states, as all of Accelerate's.
+    """
+    found = [(_NUMBERED.fullmatch(path.name), path) for path in parent.glob("checkpoint_*")]
+    return sorted(
+        (int(match[1]), path)
+        for match, path in found
+        if match is not None
+        if (path / MANIFEST).is_file() or any(path.glob("random_states_*.pkl"))
+    )

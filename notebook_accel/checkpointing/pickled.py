@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import codecs
 import os
 import pickle
 import sys
@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 
-from .. import probes
 from ..errors import CheckpointError
 from . import checksums, rawio
 
@@ -31,11 +31,10 @@ def _begin_anew() -> None:
         torch.serialization.set_crc32_options(True)  # torch's default
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_begin_anew)
 
 
-def write(path: Path, obj: Any, *, cached: bool = True) -> str:
+def write(path: Path, obj: Any, *, cached: bool = True) -> checksums.Written:
     """Write an object with torch.save; the file is on the disk afterwards.
 
     Args:
@@ -44,7 +43,7 @@ def write(path: Path, obj: Any, *, cached: bool = True) -> str:
         cached: see `rawio.create`.
 
     Returns:
-        The checksums of the file, as `checksums.describe` does.
+        The size, and the checksums as `checksums.describe` has them.
     """
     blocks = checksums.Blocks()
     with _one_writer, rawio.create(path, cached=cached, on_block=blocks.add) as file:
@@ -55,7 +54,7 @@ def write(path: Path, obj: Any, *, cached: bool = True) -> str:
             torch.save(obj, file)
         finally:
             torch.serialization.set_crc32_options(before)
-    return blocks.text
+    return checksums.Written(blocks.size, blocks.text)
 
 
 _OWN_OPTIONS: Final = frozenset(("map_location", "mmap", "weights_only"))
@@ -307,13 +306,8 @@ def _list_entries(path: Path) -> list[zipfile.ZipInfo]:
 
 def _numpy_names() -> list[Any]:
     """Return what NumPy's random state is made of, for `weights_only`."""
-    if not probes.is_available("numpy"):
-        return []
-    numpy = importlib.import_module("numpy")
-    core = importlib.import_module("numpy._core" if hasattr(numpy, "_core") else "numpy.core")
-    names: list[Any] = [core.multiarray._reconstruct, core.multiarray.scalar, numpy.ndarray, numpy.dtype]
-    names.append(importlib.import_module("_codecs").encode)
-    kinds = getattr(numpy, "dtypes", None)
-    # of numbers and texts; arrays of objects stay refused
-    known = {} if kinds is None else vars(kinds)
-    return names + [known[name] for name in known if name.endswith("DType") and name != "ObjectDType"]
+    # releases have these two functions in other modules
+    makers = [value.__reduce__()[0] for value in (np.empty(0), np.float64(0))]
+    kinds = [kind for name, kind in vars(np.dtypes).items() if name.endswith("DType")]
+    kinds.remove(np.dtypes.ObjectDType)  # arrays of objects stay refused
+    return [*makers, np.ndarray, np.dtype, codecs.encode, *kinds]

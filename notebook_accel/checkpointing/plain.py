@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from ..caller import warn
 from ..comm.xla import to_cpu
 from ..runtime import Runtime
 from . import pickled, rawio, weights
+from .folder import is_abandoned, make_token
 
 
 def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
@@ -43,7 +45,10 @@ def write(obj: Any, f: Any, safe_serialization: bool = False) -> None:
         with open(path, "wb") as file:  # never replaced
             torch.save(obj, file)
         return
-    part = path.with_name(f"{path.name}.part")
+    for left in path.parent.glob(f"{glob.escape(path.name)}.part-*"):
+        if is_abandoned(left):
+            left.unlink(missing_ok=True)
+    part = path.with_name(f"{path.name}.part-{make_token()}")
     try:
         with rawio.name_file(path):
             if safe_serialization:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import importlib
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from .. import devices, probes
+from .. import devices
 from ..comm import xla
 from ..errors import CheckpointError
 
@@ -28,8 +28,7 @@ def capture(step: int, device: torch.device) -> dict[str, Any]:
         device: of this process. Generators of other kinds of devices are left out, unless the process uses them.
     """
     states: dict[str, Any] = {"step": step, "random_state": random.getstate()}
-    if probes.is_available("numpy"):
-        states["numpy_random_seed"] = importlib.import_module("numpy").random.get_state()
+    states["numpy_random_seed"] = np.random.get_state()
     states["torch_manual_seed"] = torch.get_rng_state()
     for key, module in _list_modules(device).items():
         states[key] = _read(module)
@@ -71,8 +70,8 @@ def apply(states: Mapping[str, Any], device: torch.device) -> None:
         device: of this process.
     """
     random.setstate(states["random_state"])
-    if "numpy_random_seed" in states and probes.is_available("numpy"):
-        importlib.import_module("numpy").random.set_state(states["numpy_random_seed"])
+    if "numpy_random_seed" in states:
+        np.random.set_state(states["numpy_random_seed"])
     torch.set_rng_state(states["torch_manual_seed"])
     if isinstance(states.get("xm_seed"), int) and device.type == "xla":
         xla.set_seed(states["xm_seed"])
@@ -96,10 +95,9 @@ def derive(states: Mapping[str, Any], rank: int, device: torch.device) -> dict[s
     """
     text = bytes(states["torch_manual_seed"].tolist()) + str(rank).encode()
     seed = int.from_bytes(hashlib.sha256(text).digest()[:4], "little")
-    derived: dict[str, Any] = {key: value for key, value in states.items() if key == "step"}
+    derived: dict[str, Any] = {key: value for key, value in states.items() if key in ("step", "counts")}
     derived["random_state"] = random.Random(seed).getstate()
-    if probes.is_available("numpy"):
-        derived["numpy_random_seed"] = importlib.import_module("numpy").random.RandomState(seed).get_state()
+    derived["numpy_random_seed"] = np.random.RandomState(seed).get_state()
     derived["torch_manual_seed"] = torch.Generator().manual_seed(seed).get_state()
     if "xm_seed" in states:
         derived["xm_seed"] = seed

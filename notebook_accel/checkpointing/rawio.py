@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import io
 import mmap
 import os
 import queue
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -87,12 +87,7 @@ def read_at(
 
 
 def sync(path: Path) -> None:
-    """Return once the file, or on systems that know this the folder, is on the disk."""
-    if os.name == "nt":
-        if path.is_file():
-            with open(path, "r+b") as file:
-                os.fsync(file.fileno())
-        return
+    """Return once the file or folder is on the disk."""
     with delay_interrupt():  # the system does not break off fsync either
         handle = os.open(path, os.O_RDONLY)
         try:
@@ -175,7 +170,6 @@ class CachedFile:
         self._path = path
         self._opened = io.FileIO(path)  # closes itself where an interrupt keeps us from it
         self._file = self._opened.fileno()
-        self._lock = threading.Lock()
 
     def __enter__(self) -> CachedFile:
         return self
@@ -188,19 +182,10 @@ class CachedFile:
     def read(self, offset: int, view: memoryview) -> None:
         """Fill a view of writable memory from this byte on; OSError if the file is too short."""
         while view:
-            got = self._read_some(offset, view)
+            got = os.preadv(self._file, [view], offset)
             if not got:
                 raise OSError(f"{self._path} ends before its byte {offset + len(view)}")
             offset, view = offset + got, view[got:]
-
-    def _read_some(self, offset: int, view: memoryview) -> int:
-        if sys.platform != "win32":
-            return os.preadv(self._file, [view], offset)
-        with self._lock:  # the place in the file is one for all threads
-            os.lseek(self._file, offset, os.SEEK_SET)
-            found = os.read(self._file, len(view))
-        view[: len(found)] = found
-        return len(found)
 
 
 class _Source(CachedFile):
@@ -233,8 +218,6 @@ class _Source(CachedFile):
 
     def _read_direct(self, file: int, offset: int, view: memoryview) -> int:
         """Fill as much of the view as the file system is ready to read directly, and return how much."""
-        if sys.platform == "win32":
-            return 0
         try:
             block = self._blocks.get_nowait()
         except queue.Empty:
@@ -260,7 +243,7 @@ class _Residence:
     def __init__(self, file: int) -> None:
         self._mincore = None
         size = os.fstat(file).st_size
-        if sys.platform == "win32" or not DIRECT or size == 0:
+        if not DIRECT or size == 0:
             return
         # Writable, because ctypes gives the address of writable memory only. Without NORESERVE, which says that no
         # page will be written, the system refuses a mapping that is larger than its memory.
@@ -474,10 +457,6 @@ class Output(io.RawIOBase):
                     self._set_direct(False)  # a file system with other rules of alignment, or none
 
     def _set_direct(self, wanted: bool) -> None:
-        if sys.platform == "win32":
-            return
-        import fcntl
-
         flags = fcntl.fcntl(self._file, fcntl.F_GETFL)
         try:
             fcntl.fcntl(self._file, fcntl.F_SETFL, flags | DIRECT if wanted else flags & ~DIRECT)

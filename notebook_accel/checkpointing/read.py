@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,11 +17,13 @@ from ..data_loader import resume
 from ..dtensors import is_sharded, shard_like
 from ..errors import CheckpointError
 from . import manifest, models, names, optimizers, pickled, randomness
+from .folder import recover
 from .manifest import Manifest
 from .models import Apply
 from .parts import Parts
 from .pickled import Keep, Outline
 
+_PATIENCE: Final = 10
 # state of torch's optimizers that has its parameter's shape
 _LIKE_PARAMETER: Final = frozenset(
     {
@@ -44,11 +47,13 @@ class Loading:
         first: steps of users' code that can fail, each with its undoing.
         steps: what does not fail any more.
         step: of the accelerator, None where the checkpoint has none.
+        counts: see `write.own_files`; empty in a checkpoint without them.
     """
 
     first: list[tuple[Apply, Apply]] = field(default_factory=list)
     steps: list[Apply] = field(default_factory=list)
     step: int | None = None
+    counts: Mapping[tuple[int, ...] | None, int] = field(default_factory=dict)
 
     def run(self) -> None:
         """Load; where a user's object refuses its state, those before it get theirs back."""
@@ -63,6 +68,22 @@ class Loading:
             raise
         for apply in self.steps:
             apply()
+
+
+def identify(folder: Path, tries: int) -> tuple[int, int, Manifest | None]:
+    """Return what changes when a save replaces the checkpoint in a folder, or moves it away for a moment.
+
+    Args:
+        folder: of the checkpoint.
+        tries: how often it was read already. At last only its replacement counts: when it was moved changes too where
+            a user's hook writes to it.
+    """
+    recover(folder)
+    try:
+        found = os.stat(folder)
+        return found.st_ino, found.st_ctime_ns if tries < _PATIENCE else 0, manifest.read(folder)
+    except (CheckpointError, OSError):
+        return 0, 0, None
 
 
 def plan(
@@ -129,7 +150,7 @@ def plan(
     first = _plan_custom(listed, parts.custom)
     if any(map(resume.is_stateful, parts.loaders)):
         first += _plan_stateful(listed, parts.loaders, rank, spread)
-    return Loading(first=first, steps=steps, step=states.get("step"))
+    return Loading(first=first, steps=steps, step=states.get("step"), counts=states.get("counts", {}))
 
 
 def _check_counts(folder: Path, parts: Parts, count_models: bool, is_collective: bool) -> None:

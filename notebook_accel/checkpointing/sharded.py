@@ -14,9 +14,10 @@ from typing import Any, Final
 import torch
 
 from .. import fp8
+from ..compilation import plain_name
 from ..dtensors import from_local, is_sharded, to_local
 from ..errors import CheckpointError
-from . import names, optimizers
+from . import models, names, optimizers
 from .copies import Copies
 from .manifest import Manifest
 from .models import Apply
@@ -156,7 +157,7 @@ def parameter_names(models: Sequence[torch.nn.Module]) -> dict[int, str]:
     for index, model in enumerate(models):
         prefix = f"{index}." if index else ""
         for name, parameter in model.named_parameters():
-            known.setdefault(id(parameter), prefix + name.replace("_orig_mod.", ""))
+            known.setdefault(id(parameter), prefix + plain_name(name))
     return known
 
 
@@ -221,7 +222,8 @@ def _entries(listed: Manifest, folder: Path, top: str) -> dict[_Path, tuple[str,
     paths: Any = metadata.planner_data or {}
     found: dict[_Path, tuple[str, Any]] = {}
     for key, entry in metadata.state_dict_metadata.items():
-        path = tuple(paths.get(key) or (key,))
+        whole = paths.get(key) or (key,)
+        path = tuple(plain_name(part) if isinstance(part, str) else part for part in whole)
         if path[0] != top:
             raise CheckpointError(f"{folder} holds {key!r}, which is no part of a {top}")
         found[path[1:]] = (key, entry)
@@ -243,9 +245,7 @@ def _check_files(folder: Path, places: Iterable[Any]) -> None:
 
 
 def _plan_model(listed: Manifest, folder: Path, model: torch.nn.Module) -> Apply:
-    state: dict[str, Any] = {
-        name.replace("_orig_mod.", ""): value for name, value in model.state_dict().items()
-    }
+    state = models.plain_state(model)
     others = {name for name, value in state.items() if not isinstance(value, torch.Tensor)}
     entries: dict[str, dict[_Path, tuple[str, Any]]] = {}
     for path, item in _entries(listed, folder, "model").items():
@@ -336,7 +336,7 @@ def _groups(
     first = 0
     for own, group in zip(optimizer.param_groups, stored, strict=True):
         places = range(first, first + len(own["params"]))
-        known = [name for name in group.get("params", ()) if name in numbers]
+        known = [name for name in map(plain_name, group.get("params", ())) if name in numbers]
         if moved := [name for name in known if numbers[name] not in places]:
             raise CheckpointError(
                 f"{folder} has {_some(moved)} in group {len(made)}, the optimizer in another"

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 import re
+import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
 from ..errors import CheckpointError
 from . import names, pickled, rawio, weights
-from .folder import PathLike
+from .folder import PathLike, is_abandoned, make_token
 
+_T = TypeVar("_T")
 _UNITS: Final = {
     "KB": 10**3,
     "MB": 10**6,
@@ -35,8 +39,10 @@ _ROOTS: Final = (
     f"{names.MODEL}.index.json",
 )
 """The files by which readers find weights, in the order in which `find_files` looks for them."""
-STAGING: Final = ".notebook-accel-saving"
-"""The folder, in that of the weights, where they are written."""
+_STAGING: Final = ".notebook-accel-saving-"
+"""How the folder begins, in that of the weights, where a save writes them."""
+_LOCK: Final = ".notebook-accel-lock"
+_ANY: Final = 10**8
 
 
 def parse_size(size: int | str) -> int:
@@ -66,7 +72,8 @@ def save_weights(
 
     A process may die at any instant: the folder then holds the old weights or the new ones, never a mixture. Shards
     get names that no index in the folder has, such as `model-2-00001-of-00003.safetensors` where the first names are
-    taken: who has read an old index does not find new files under its names.
+    taken: who has read an old index does not find new files under its names. Several processes may save to the folder:
+    the weights of one of them stay, as a rule the last.
 
     Args:
         state: tensors by name. Names of the same memory are written once; safetensors files note the others.
@@ -91,11 +98,14 @@ def save_weights(
     whole = names.SAFE_MODEL if safe_serialization else names.MODEL
     is_new = not folder.exists()
     files: list[str] = []
-    staging = folder / STAGING
+    undo: list[str] = []
+    staging = folder / f"{_STAGING}{make_token()}"
     try:
-        shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
+        for path in folder.glob(f"{_STAGING}*"):
+            if is_abandoned(path):
+                shutil.rmtree(path, ignore_errors=True)
         staging.mkdir(parents=True)
-        files = _choose_names(folder, whole, len(shards))
+        files = _choose_names(folder, whole, len(shards), _has_others(staging))
         for name, shard in zip(files, shards, strict=True):
             texts = {gone: kept for gone, kept in dropped.items() if kept in shard}
             with rawio.name_file(folder / name):
@@ -109,35 +119,70 @@ def save_weights(
                 (staging / files[-1]).write_text(_index(files[:-1], shards), encoding="utf-8")
                 rawio.sync(staging / files[-1])
         check(staging)
-        for name in files[:-1]:
-            os.replace(staging / name, folder / name)
-        rawio.sync(folder)
+        with _lock(folder):
+            undo = files[:-1]
+            for name in undo:
+                os.replace(staging / name, folder / name)
+            rawio.sync(folder)
+            undo = []
+            _switch(staging, folder, files)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
-        for name in files[:-1]:
+        for name in undo:
             (folder / name).unlink(missing_ok=True)
-        if is_new and folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+        if is_new:
+            with contextlib.suppress(OSError):  # something is in it
+                folder.rmdir()
         raise
-    _switch(staging, folder, files)
     return [folder / name for name in files]
 
 
-def _choose_names(folder: Path, whole: str, count: int) -> list[str]:
-    """Return names for the files: those of Accelerate, with a number in front where such shards are there or listed."""
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Let one process at a time put its weights in place, one that dies gives the lock up."""
+    path = folder / _LOCK
+    with contextlib.ExitStack() as opened:
+        while True:
+            file = opened.enter_context(open(path, "w"))
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):  # the process before has removed it
+                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                    break
+            opened.pop_all().close()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _has_others(staging: Path) -> bool:
+    """Return True where another process is saving to the folder."""
+    return any(path != staging for path in staging.parent.glob(f"{_STAGING}*"))
+
+
+def _choose_names(folder: Path, whole: str, count: int, has_others: bool) -> list[str]:
+    """Return names for the files: those of Accelerate, with a number in front where such shards are there or listed.
+
+    The number is any where another process chooses at the same time.
+    """
     if count == 1:
         return [whole]
-    known = [path.name for path in folder.iterdir()]
-    known += [
-        (folder / root).read_text("utf-8", "replace")
-        for root in _ROOTS
-        if root.endswith(".json") and root in known
-    ]
+    known = [path.name for path in folder.iterdir()] + _read_indices(folder)
     used = [int(match["generation"] or 1) for text in known for match in _SHARD.finditer(text)]
     stem, _, ending = whole.partition(".")
-    if used:
-        stem = f"{stem}-{max(used) + 1}"
+    if used or has_others:
+        stem = f"{stem}-{secrets.randbelow(_ANY) + _ANY if has_others else max(used) + 1}"
     return [f"{stem}-{number:05}-of-{count:05}.{ending}" for number in range(1, count + 1)]
+
+
+def _read_indices(folder: Path) -> list[str]:
+    found = []
+    for root in _ROOTS:
+        if root.endswith(".json"):
+            with contextlib.suppress(FileNotFoundError):
+                found.append((folder / root).read_text("utf-8", "replace"))
+    return found
 
 
 def _switch(staging: Path, folder: Path, files: list[str]) -> None:
@@ -191,6 +236,37 @@ def _index(files: list[str], shards: list[dict[str, Any]]) -> str:
     )
     places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
     return json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2, sort_keys=True)
+
+
+def read_unchanged(checkpoint: PathLike, read: Callable[[], _T]) -> _T:
+    """Return what a function reads from a checkpoint; call it again where a save has replaced the weights meanwhile.
+
+    Args:
+        checkpoint: see `find_files`.
+        read: called without arguments.
+    """
+    while True:
+        before = _identify(checkpoint)
+        try:
+            result = read()
+        except (CheckpointError, OSError, ValueError):
+            if _identify(checkpoint) == before:
+                raise
+        else:
+            if _identify(checkpoint) == before:
+                return result
+
+
+def _identify(checkpoint: PathLike) -> list[tuple[str, int, int]]:
+    """Return what changes when other weights are put in the place of these."""
+    path = Path(checkpoint).expanduser()
+    found = []
+    for each in (path, *(path / root for root in _ROOTS)):
+        with contextlib.suppress(OSError):
+            if each.is_file():
+                stat = each.stat()
+                found.append((each.name, stat.st_ino, stat.st_mtime_ns))
+    return found
 
 
 def find_files(checkpoint: PathLike) -> list[Path]:

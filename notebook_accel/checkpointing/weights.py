@@ -109,7 +109,7 @@ def without_ties(state: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], dic
     return kept, dropped
 
 
-def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> str:
+def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, str]) -> checksums.Written:
     """Write a safetensors file with checksums in its header; it is on the disk afterwards.
 
     Args:
@@ -118,7 +118,7 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
         texts: for the header: for each name that was left out, the name with the same values.
 
     Returns:
-        The checksum of the header.
+        The size, and the checksum of the header.
     """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     sums: list[int] = []
@@ -133,7 +133,8 @@ def write(path: Path, tensors: Mapping[str, torch.Tensor], texts: Mapping[str, s
         file.write(header)
         file.flush()
         os.fsync(file.fileno())
-    return _field_of(header)[: checksums.DIGITS]
+    size = len(header) + sum(tensor.nbytes for tensor in tensors.values())
+    return checksums.Written(size, _field_of(header)[: checksums.DIGITS])
 
 
 def _field_of(header: bytes) -> str:

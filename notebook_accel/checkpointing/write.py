@@ -18,6 +18,8 @@ from ..data_loader import resume
 from ..errors import CheckpointError
 from ..topology import Topology
 from . import folder, manifest, names, pickled, randomness, rawio, weights
+from .checksums import Written
+from .folder import Staging
 from .parts import CollectiveFolder, Parts
 
 _LANES: Final = 2
@@ -41,8 +43,8 @@ class File:
     opaque: bool = False
     cached: bool = True
 
-    def write(self, where: Path) -> str:
-        """Write the file, durably, and return its checksums for the manifest."""
+    def write(self, where: Path) -> Written:
+        """Write the file, durably, and return what the manifest says of it."""
         if self.texts is None:
             return pickled.write(where / self.name, self.content, cached=self.cached)
         return weights.write(where / self.name, self.content, self.texts)
@@ -53,19 +55,23 @@ class Plan:
     """What this rank does for a checkpoint.
 
     Attributes:
-        target: the checkpoint's folder.
+        staging: the folders of this save.
+        ranks: those that write to the same disk; the first one puts the checkpoint in its place there.
         files: those of this rank.
         folders: those that all ranks write together.
-        topology: the place of this rank.
-        facts: what the manifest says besides the sizes of files.
+        rank: of this process.
+        facts: what the manifest says besides files.
+        replaces: False if there is to be no checkpoint of that name.
         keep: how many automatically named checkpoints stay; None for all.
     """
 
-    target: Path
+    staging: Staging
+    ranks: Sequence[int]
     files: Sequence[File]
     folders: Sequence[CollectiveFolder] = ()
-    topology: Topology
+    rank: int
     facts: dict[str, Any]
+    replaces: bool = True
     keep: int | None = None
 
 
@@ -168,16 +174,20 @@ def shared_files(
     return files
 
 
-def own_files(parts: Parts, rank: int, step: int, device: torch.device) -> list[File]:
+def own_files(
+    parts: Parts, rank: int, step: int, counts: dict[tuple[int, ...] | None, int], device: torch.device
+) -> list[File]:
     """Return the files that each process has of its own.
 
     Args:
         parts: what is saved.
         rank: of this process.
         step: the accelerator's count of batches.
+        counts: those of each set of models, by the places of these in `parts`; None for a set that is new.
         device: of this process, whose random state is saved too.
     """
-    files = [File(name=names.random_states(rank), content=randomness.capture(step, device))]
+    content = {**randomness.capture(step, device), "counts": counts}
+    files = [File(name=names.random_states(rank), content=content)]
     are_stateful = [resume.is_stateful(loader) for loader in parts.loaders]
     if any(are_stateful):
         states = [
@@ -193,65 +203,68 @@ def _on_cpu(content: Any, device: torch.device) -> Any:
 
 
 def start(
-    target: Path, topology: Topology, barrier: ErrorBarrier, token: str, *, in_background: bool
-) -> None:
+    staging: Staging, topology: Topology, barrier: ErrorBarrier, *, in_background: bool
+) -> Sequence[int]:
     """Make the folder to write in: one for all nodes that see it, one on the disk of each other node.
 
     Args:
-        target: the checkpoint's folder.
+        staging: the folders of this save.
         topology: the place of this rank.
         barrier: of all ranks, which all call this.
-        token: of this save alone; the same on all ranks.
         in_background: threads will write, which meet in files: all ranks have to see one folder.
+
+    Returns:
+        The ranks that write to the same folder as this one.
 
     Raises:
         CheckpointError: on all ranks where one cannot make it, or does not see it.
     """
+    target = staging.target
     what = f"checkpoint {target} cannot be written"
-    is_alone = topology.world_size == 1
-    mark = None if is_alone else token
-    error = _attempt(lambda: folder.prepare(target, mark)) if topology.rank == 0 else None
+    error = _attempt(lambda: folder.prepare(staging)) if topology.rank == 0 else None
     barrier.require_success("start", error, what)
-    if is_alone:
-        return
-    sees = folder.is_prepared(target, token)
-    found = barrier.exchange("seen", None if sees else "")
-    blind = [str(rank) for rank, text in enumerate(found) if text is not None]
+    if topology.world_size == 1:
+        return [0]
+    sees = folder.is_prepared(staging, topology.rank)
+    nodes = barrier.exchange("seen", None if sees else str(topology.node_rank))
+    blind = [str(rank) for rank, node in enumerate(nodes) if node is not None]
     if in_background and blind:
         if topology.rank == 0:
-            _attempt(lambda: folder.remove(folder.staging(target)))
+            remove(staging)
         raise CheckpointError(
             f"{what} in the background: rank {', '.join(blind)} does not see the folder "
-            f"{folder.staging(target)} of rank 0. Choose a folder on a disk that all processes share, or "
+            f"{staging.path} of rank 0. Choose a folder on a disk that all processes share, or "
             "async_save=False"
         )
     is_first = topology.local_rank == 0 and not sees
-    error = _attempt(lambda: folder.prepare(target, token)) if is_first else None
+    error = _attempt(lambda: folder.prepare(staging)) if is_first else None
     barrier.require_success("start-nodes", error, what)
     if blind:
-        _require_one_folder(target, topology, barrier, what)
-    if topology.local_rank == 0:
-        folder.unmark(target, token)
+        _require_one_folder(staging, topology, barrier, what)
+    return [rank for rank, node in enumerate(nodes) if node == nodes[topology.rank]]
 
 
-def _require_one_folder(target: Path, topology: Topology, barrier: ErrorBarrier, what: str) -> None:
+def _require_one_folder(staging: Staging, topology: Topology, barrier: ErrorBarrier, what: str) -> None:
     """Raise CheckpointError on all ranks where one has another folder than the first rank of its node."""
-    error = (
-        None if folder.staging(target).is_dir() else f"it saves to {target}, other ranks of its node do not"
-    )
+    error = None if staging.path.is_dir() else f"it saves to {staging.target}, other ranks of its node do not"
     if any(text is not None for text in barrier.exchange("one-folder", error)) and topology.local_rank == 0:
-        _attempt(lambda: folder.remove(folder.staging(target)))
+        remove(staging)
     barrier.require_success("one-folder-each-node", error, f"{what}: the ranks of a node save to one folder")
 
 
+def remove(staging: Staging) -> None:
+    """Remove what there is of a save that failed; never raises."""
+    _attempt(lambda: folder.remove_unfinished(staging.target, staging.token))
+
+
 @contextlib.contextmanager
-def remove_if_interrupted(target: Path, topology: Topology) -> Iterator[None]:
+def remove_if_interrupted(staging: Staging, topology: Topology) -> Iterator[None]:
     """Leave nothing of a save that is interrupted in this block, or whose ranks lose each other.
 
     After a CheckpointError nothing is to be done: all ranks raise it, and have removed what there was.
 
     Args:
-        target: the checkpoint's folder.
+        staging: the folders of this save.
         topology: the place of this rank; the first one of a node removes the folder, while others may still write.
     """
     try:
@@ -260,7 +273,7 @@ def remove_if_interrupted(target: Path, topology: Topology) -> Iterator[None]:
         raise
     except BaseException:
         if topology.local_rank == 0:
-            _attempt(lambda: folder.remove_unfinished(target))
+            remove(staging)
         raise
 
 
@@ -281,25 +294,31 @@ def finish(plan: Plan, barrier: ErrorBarrier) -> None:
 
 
 def _finish(plan: Plan, barrier: ErrorBarrier) -> None:
-    where = folder.staging(plan.target)
-    what = f"checkpoint {plan.target} was not written, what was there before is untouched"
-    error = _attempt(lambda: _write_all(plan, where))
-    failed = [text is not None for text in barrier.exchange("written", error)]
-    if any(failed):
-        if plan.topology.local_rank == 0:
-            _attempt(lambda: folder.remove(where))
-        barrier.require_success("failed", error, what)
-    commit = functools.partial(folder.commit, plan.target, plan.facts, plan.keep)
-    error = _attempt(commit) if plan.topology.rank == 0 else None
-    barrier.require_success("committed", error, what)
-    if plan.topology.local_rank == 0 and plan.topology.rank != 0 and where.exists():
-        error = _attempt(commit)
-    barrier.require_success("committed-nodes", error, what)
+    staging, is_first = plan.staging, plan.rank == plan.ranks[0]
+    what = f"checkpoint {staging.target} was not written, what was there before is untouched"
+
+    def seal() -> None:
+        folder.seal(staging, plan.facts, plan.ranks)
+
+    def put_in_place() -> None:
+        folder.put_in_place(staging, replaces=plan.replaces, keep=plan.keep)
+
+    for stage, step in (
+        ("written", functools.partial(_write_all, plan)),
+        ("sealed", seal if is_first else None),
+        ("committed", put_in_place if is_first else None),
+    ):
+        error = None if step is None else _attempt(step)
+        if any(text is not None for text in barrier.exchange(stage, error)):
+            if is_first:
+                remove(staging)  # where the disk is full, this makes room for the errors
+            barrier.require_success(f"{stage}-failed", error, what)
 
 
-def _write_all(plan: Plan, where: Path) -> None:
+def _write_all(plan: Plan) -> None:
     """Write files of safetensors beside those of torch.save, which a lock keeps one after the other."""
-    found: dict[str, str] = {}
+    found: dict[str, Written] = {}
+    where = plan.staging.path
     for part in plan.folders:
         for path in part.write(where):
             found[path.relative_to(where).as_posix()] = manifest.describe(path)
@@ -308,7 +327,7 @@ def _write_all(plan: Plan, where: Path) -> None:
         found[file.name] = file.write(where)
 
     rawio.run_jobs([functools.partial(put, file) for file in plan.files], _LANES)
-    manifest.note(where, plan.topology.rank, found)
+    manifest.note(where, plan.rank, found)
 
 
 def _attempt(action: Callable[[], object]) -> str | None:

@@ -13,6 +13,7 @@ import rich_click as click
 from ..diagnosis import repairs
 from ..diagnosis.check import Check, as_line
 from ..diagnosis.checks import run_checks
+from ..diagnosis.report import DoctorReport
 
 _COLOURS: Final = {"ok": "green", "warning": "yellow", "problem": "red"}
 
@@ -39,6 +40,8 @@ def doctor(as_json: bool, fix: bool, yes: bool) -> None:
             click.echo(_line(check))
     if as_json:
         click.echo(json.dumps([dataclasses.asdict(check) for check in found], indent=2))
+    else:
+        click.echo(DoctorReport(tuple(found)).summary)
     if fix and _repair(found, yes):
         found = list(run_checks())
     sys.exit(any(check.status == "problem" for check in found))

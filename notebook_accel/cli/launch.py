@@ -23,7 +23,7 @@ from .places import describe_place
 from .plan import Plan, resolve
 from .start import describe_command, start
 
-_RANKED_HERE: Final = ("auto", "elastic", "xla")  # engines whose ranks torch elastic gives
+_RANKED_HERE: Final = ("auto", "local", "xla")  # engines whose ranks torch elastic gives
 
 
 def _add_paradigm_flags(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,7 +227,7 @@ def _print(title: str, rows: Sequence[tuple[str, str, str]]) -> None:
 def _describe_command(plan: Plan, script: Script) -> list[str]:
     """Return the command that does the same: torchrun's for processes of this machine, else that of each process."""
     config = plan.config
-    if not plan.is_distributed or config.engine not in ("auto", "elastic"):
+    if not plan.is_distributed or config.engine not in ("auto", "local"):
         return describe_command(script)
     meeting = ["--standalone"]
     if config.num_machines > 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import contextlib
 import dataclasses
 import difflib
 import keyword
@@ -30,11 +29,7 @@ if TYPE_CHECKING:  # a launch of a script needs none of it
     from nbclient import NotebookClient
 
 _OWN_KERNEL = "python3"
-_SIGNALS = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    getattr(signal, "SIGHUP", signal.SIGTERM),
-)  # Windows has no last one
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TAG, _INJECTED = "parameters", "injected-parameters"
 
 
@@ -318,6 +313,5 @@ def _take_signals(client: NotebookClient, ended_by: list[int]) -> None:
             pending.append(asyncio.ensure_future(stopped))
 
     pending: list[asyncio.Future[Any]] = []  # the loop itself keeps none
-    with contextlib.suppress(NotImplementedError):  # on Windows: a KeyboardInterrupt
-        for signum in _SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(signum, take, signum)
+    for signum in _SIGNALS:
+        asyncio.get_running_loop().add_signal_handler(signum, take, signum)

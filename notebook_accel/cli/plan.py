@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import devices, environ, parallelism, probes
-from ..config import arguments, export, file
+from ..config import argument_checks, arguments, export, file
 from ..config import launch as by_config
 from ..config.option import as_text
 from ..config.schema import LaunchConfig, chosen_names, flat_values, has_effect, table
@@ -36,7 +36,7 @@ _MODULES: Final = {
 _PRECISION: Final = "ACCELERATE_MIXED_PRECISION"
 _PORT: Final = 29500  # where several nodes meet, unless they name another port
 _AUTO: Final = "auto"
-_ENGINES_HERE: Final = (_AUTO, "inprocess", "elastic", "xla")
+_ENGINES_HERE: Final = (_AUTO, "inprocess", "local", "xla")
 _PODS: Final = "tpu_use_cluster: TPU pods are not supported"
 FROM_MACHINE: Final = "this machine"
 """The source of what this machine decides, see `Plan.sources`."""
@@ -236,7 +236,7 @@ def _check_engine(name: str | None) -> list[Problem]:
     """Return why no engine has a name: launches say so too, but only of options that are right otherwise."""
     if name not in (None, _AUTO):
         try:
-            base.check_name(str(name))
+            base.check_name(argument_checks.parse_engine(name))
         except ValueError as error:
             return [Problem(name="engine", text=str(error))]
     return []

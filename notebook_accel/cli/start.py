@@ -35,7 +35,7 @@ def start(plan: Plan, script: Script, *, quiet: bool, in_place: bool = True) -> 
         plan: how to run it.
         script: what to run.
         quiet: whether to say nothing but what the script says.
-        in_place: whether a single process takes the place of this one, where systems can.
+        in_place: whether a single process takes the place of this one.
 
     Returns:
         The exit code.
@@ -78,7 +78,7 @@ def _run_single(command: Sequence[str], environment: Mapping[str, str], in_place
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # it was closed before this began
             stream.flush()
-    if in_place and sys.platform != "win32":
+    if in_place:
         _become(command, texts)
     return subprocess.run(command, env=texts, check=False).returncode
 
@@ -108,21 +108,19 @@ def _forward_signals(run: Any, console: Console) -> Iterator[list[signal.Signals
     Yields:
         The signals that came.
     """
-    from ..launch import signals
-
     came: list[signal.Signals] = []
 
     def handle(signum: int, frame: Any) -> None:
         came.append(signal.Signals(signum))
         if len(came) > 1:
-            signals.kill_all(_list_own())
+            _kill_own()
             return
         if signum == signal.SIGINT:
             console.say("ending all processes; a second Ctrl-C kills them")
         run.end(signum)
 
-    named = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGQUIT") if hasattr(signal, name)]
-    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+    named = [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
         named.append(signal.SIGHUP)
     before = {signum: signal.signal(signum, handle) for signum in named}
     try:
@@ -132,22 +130,16 @@ def _forward_signals(run: Any, console: Console) -> Iterator[list[signal.Signals
             signal.signal(signum, handler)
 
 
-def _list_own() -> list[Any]:
-    """Return what this process and its ranks have started, except what has a session of its own: it is to live on."""
+def _kill_own() -> None:
+    """Kill what this process and its ranks have started, except what has a session of its own: it is to live on."""
     import psutil
 
-    from ..launch import signals
-
-    found = signals.descendants([os.getpid()])
-    if sys.platform == "win32":
-        return found
-    sessions = {os.getsid(0), *(child.pid for child in psutil.Process().children())}  # each rank leads one
-    own = []
-    for process in found:
-        with contextlib.suppress(OSError):
+    this = psutil.Process()
+    sessions = {os.getsid(0), *(child.pid for child in this.children())}  # each rank leads one
+    for process in this.children(recursive=True):
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended
             if os.getsid(process.pid) in sessions:
-                own.append(process)
-    return own
+                process.kill()
 
 
 def _report(run: Any, console: Console) -> int:

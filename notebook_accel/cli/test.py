@@ -15,6 +15,8 @@ import torch
 from .. import devices
 from ..config import file
 from ..config.schema import LaunchConfig
+from ..diagnosis.check import as_line
+from ..diagnosis.checks import run_checks
 from ..launch import preflight
 from ..launch.engines.base import Engine
 from ..launch.job import Job
@@ -113,10 +115,16 @@ def run_trials(config_file: str | None = None, num_processes: int | None = None)
         failed += not passed
         status = click.style("ok    ", fg="green") if passed else click.style("failed", fg="red")
         click.echo(f"{status} {time.monotonic() - started:6.1f} s  {name}: {text}")
-    if failed:
-        click.echo(
-            f"{failed} of {len(_TRIALS)} failed: `notebook-accel doctor` looks for what hinders launches"
-        )
+    if not failed:
+        click.echo("all passed: launches work on this machine")
+        return 0
+    # what doctor says of this process is due to the trials
+    found = [check for check in run_checks() if check.status != "ok" and check.name != "this process"]
+    click.echo(
+        f"{failed} of {len(_TRIALS)} failed; `notebook-accel doctor` finds {'this:' if found else 'nothing else'}"
+    )
+    for check in found:
+        click.echo(as_line(check))
     return failed
 
 
@@ -142,7 +150,7 @@ def _try_start(machine: Machine) -> str:
     method = job.start_method
     ranks = machine.run(_read_rank)
     _expect("ranks", ranks, list(range(machine.num_processes)))
-    return f"{machine.num_processes} by {method}"
+    return f"{machine.num_processes} by start_method={method}"
 
 
 def _try_collective(machine: Machine) -> str:

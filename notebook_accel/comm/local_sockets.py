@@ -30,9 +30,8 @@ OVER_GROUP: Final = -1
 """Size that a rank states whose message cannot go this way."""
 _LONGEST_WAIT_S: Final = 86_400.0
 """Seconds that a call may wait: the system takes no week."""
-_AT_ONCE: Final = getattr(socket, "MSG_DONTWAIT", 0) | getattr(socket, "MSG_NOSIGNAL", 0)
+_AT_ONCE: Final = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 _NEXT_STEP: Final = "destroy it and open a new one on every rank, or start the processes again"
-_select: Any = select  # Windows has no poll
 
 _HEADER: Final = struct.Struct("=qq")
 _GREETING: Final = struct.Struct("=16sq")
@@ -112,7 +111,7 @@ class LocalSockets:
 
     def __init__(self, rank: int, peers: Mapping[int, socket.socket], timeout_s: float) -> None:
         self._rank = rank
-        self._peers: dict[int, Any] = dict(peers)  # Windows has no sendmsg
+        self._peers = dict(peers)
         self._timeout_s = timeout_s
         self._pid = os.getpid()
         self._headers = {other: bytearray(_HEADER.size) for other in self._peers}
@@ -203,7 +202,7 @@ class LocalSockets:
         """End the exchange in which a thread waits, here and on the other ranks."""
         _end(list(self._peers.values()), self._pid, close=False)
 
-    def _send(self, begun: _Exchange, rank: int, peer: Any) -> None:
+    def _send(self, begun: _Exchange, rank: int, peer: socket.socket) -> None:
         while True:
             try:
                 peer.sendmsg(begun.message, (), _AT_ONCE)
@@ -224,7 +223,7 @@ class LocalSockets:
                 f"an exception ended a gather of rank {self._rank} on its way: {error.strerror}", self._rank
             )
 
-    def _receive(self, pending: _Exchange, rank: int, peer: Any) -> int:
+    def _receive(self, pending: _Exchange, rank: int, peer: socket.socket) -> int:
         """Receive the message of a rank, if it was not received yet; return the size that the rank states."""
         header = self._headers[rank]
         number, stated = _HEADER.unpack(header)
@@ -257,7 +256,7 @@ class LocalSockets:
             )
         return int(stated)
 
-    def _wait(self, pending: _Exchange, rank: int, peer: Any, *, for_room: bool = False) -> None:
+    def _wait(self, pending: _Exchange, rank: int, peer: socket.socket, *, for_room: bool = False) -> None:
         """Wait until a rank has sent or read something; RuntimeError where the exchange takes too long."""
         now = time.monotonic()
         if pending.deadline is None:
@@ -267,8 +266,8 @@ class LocalSockets:
             raise self._break(
                 f"Timed out waiting {self._timeout_s:g} s for rank {rank} to enter a gather", rank
             )
-        poll = _select.poll()
-        poll.register(peer, _select.POLLOUT if for_room else _select.POLLIN)
+        poll = select.poll()
+        poll.register(peer, select.POLLOUT if for_room else select.POLLIN)
         poll.poll(min(left_s, _LONGEST_WAIT_S) * 1000)  # after a signal Python waits for the rest of it only
 
     def _compare(self, sizes: dict[int, int]) -> None:
@@ -285,7 +284,7 @@ class LocalSockets:
             "shape and dtype on every rank; see pad_across_processes, or set ACCELERATE_DEBUG_MODE=1"
         )
 
-    def _lose(self, rank: int, peer: Any, reason: str | None) -> RuntimeError:
+    def _lose(self, rank: int, peer: socket.socket, reason: str | None) -> RuntimeError:
         """Return the error for a connection that is lost, which names the rank that was the first to go."""
         while True:
             try:
@@ -329,7 +328,7 @@ def _make_parts(header: bytearray) -> Any:
     return (_Part * 2)(_Part(base, len(header)), _Part(None, 0))
 
 
-def _end(peers: list[Any], pid: int, *, close: bool) -> None:
+def _end(peers: list[socket.socket], pid: int, *, close: bool) -> None:
     for peer in peers:
         if os.getpid() == pid:  # the connections of who was forked are its parent's
             with contextlib.suppress(OSError):  # the other rank has gone

@@ -124,7 +124,18 @@ def gather_object(comm: Comm, object: Any) -> Any:
     """
     if comm.world_size == 1:
         return object
-    parts = comm.all_gather_object(object)
+    return join_lists(comm.all_gather_object(object))
+
+
+def join_lists(parts: Sequence[Any]) -> list[Any]:
+    """Return one list of those of all ranks.
+
+    Args:
+        parts: by rank.
+
+    Raises:
+        TypeError: one of them is no list.
+    """
     for rank, part in enumerate(parts):
         if not isinstance(part, Iterable) or isinstance(part, (str, bytes, Mapping)):
             raise TypeError(

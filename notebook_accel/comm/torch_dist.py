@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import sys
 import time
 import weakref
 from datetime import timedelta
@@ -259,11 +258,7 @@ def open_group_of_one(device: torch.device, backend: str | None = None) -> None:
     kind = devices.kind_of(device.type)
     backend = backend or (kind if kind.indexed and kind.backend else devices.CPU).both_backends
     options = _bind(device, backend)
-    if sys.platform == "win32":
-        store: dist.Store = dist.TCPStore("127.0.0.1", 0, 1, True)
-    else:
-        store = dist.HashStore()
-    dist.init_process_group(backend, store=store, rank=0, world_size=1, **options)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, **options)
 
 
 def new_group(backend: str) -> Any:

@@ -282,6 +282,22 @@ def parse_port(value: Any) -> int | None:
     return int(value) if 0 <= int(value) <= 65535 else None
 
 
+def parse_engine(value: Any) -> Any:
+    """Return an engine as the user gave it; `elastic` is the old name of `local`."""
+    return "local" if value == "elastic" else value
+
+
+def parse_start_method(value: Any) -> Any:
+    """Return a start method as the user gave it; multiprocessing's names of fresh processes mean `fresh`."""
+    return "fresh" if value in ("forkserver", "spawn") else value
+
+
+def replace_old_words(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments of a launch with today's words for what the user gave."""
+    engine, start_method = parse_engine(options["engine"]), parse_start_method(options["start_method"])
+    return {**options, "engine": engine, "start_method": start_method}
+
+
 def check_rendezvous(name: str, value: Any) -> Iterator[Exception]:
     """Check the settings of a rendezvous."""
     if value is None:

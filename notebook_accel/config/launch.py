@@ -10,6 +10,7 @@ from typing import Any, Final
 from ..caller import warn
 from ..errors import ConfigError, Problem
 from . import export, file
+from .argument_checks import parse_engine
 from .arguments import IMPLIED
 from .arguments import of_configs as argument_options
 from .schema import LaunchConfig, chosen_names, flat_values
@@ -124,6 +125,8 @@ def find_idle(values: Mapping[str, Any], given: Collection[str]) -> dict[str, st
         named = [name for name in IMPLIED if values.get(name)]
         implied = [name for name in named if name in given] or named
         engine = IMPLIED[implied[0]] if implied else _AUTO
+    else:
+        engine = parse_engine(engine)
     found = {}
     for name in OF_ENGINES:
         engines = argument_options()[name].row.engines

@@ -31,7 +31,7 @@ DistributedKind = Literal[
     "XLA",
     "MEGATRON_LM",
 ]
-StartMethod: TypeAlias = Literal["auto", "fork", "forkserver", "spawn"]
+StartMethod: TypeAlias = Literal["auto", "fork", "fresh"]
 Returns: TypeAlias = Literal["first", "all", "none"]
 View: TypeAlias = Literal["auto", "widget", "text", "none"]
 OnHang: TypeAlias = Literal["tell", "raise"]
@@ -88,7 +88,7 @@ class SecretOptions(Rows):
         env="",
         flag=None,
         file=False,
-        engines=("elastic",),
+        engines=("local",),
         argument=Argument(check=checks.check_secret, variable="NOTEBOOK_ACCEL_SECRET"),
     )
 
@@ -230,9 +230,9 @@ class LaunchOptions(Rows):
     enable_cpu_affinity: bool = option(
         False, "Keep each process on the cores near its GPU.", env="ACCELERATE_CPU_AFFINITY", expert=True
     )
-    engine: str = option(
+    engine: Annotated[str, Read(checks.parse_engine)] = option(
         "auto",
-        "What starts the processes: `inprocess` none, `elastic` processes of this machine, and torch elastic where it "
+        "What starts the processes: `inprocess` none, `local` processes of this machine, and torch elastic where it "
         "is one node of several, `xla` one for each TPU chip, `ray` Ray on a cluster, `ssh` your ssh client on "
         "`hosts`, `slurm` a SLURM cluster, or what another package adds; `auto` is what the machine and the other "
         "options need.",
@@ -331,14 +331,14 @@ class LaunchOptions(Rows):
         engines=("inprocess", "xla"),
         argument=Argument(),
     )
-    start_method: StartMethod = option(
+    start_method: Annotated[StartMethod, Read(checks.parse_start_method)] = option(
         "auto",
-        "How processes start: `fork` copies the notebook's process, `forkserver` and `spawn` start fresh ones. `auto` "
-        "forks where that is safe, never with several nodes, and uses a fork server otherwise (`spawn` on Windows).",
+        "How processes start: `fork` copies the notebook's process, `fresh` starts new ones, `auto` forks where that "
+        "is safe, never with several nodes.",
         launches="notebooks",
         file=False,
         expert=True,
-        engines=("elastic", "xla"),
+        engines=("local", "xla"),
         argument=Argument(),
     )
     max_restarts: int = option(
@@ -347,7 +347,7 @@ class LaunchOptions(Rows):
         ge=0,
         le=1_000_000,
         file=False,
-        engines=("elastic", "xla", "ray", "ssh", "slurm"),
+        engines=("local", "xla", "ray", "ssh", "slurm"),
         argument=Argument(
             help="How often all workers are started again after one failed on this node; nodes that come or go do not "
             "count."
@@ -384,7 +384,7 @@ class LaunchOptions(Rows):
         "`max_restarts` allows.",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray", "ssh", "slurm"),
+        engines=("local", "xla", "ray", "ssh", "slurm"),
         argument=Argument(),
     )
     returns: Returns = option(
@@ -401,7 +401,7 @@ class LaunchOptions(Rows):
         launches="notebooks",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray", "ssh", "slurm"),
+        engines=("local", "xla", "ray", "ssh", "slurm"),
         argument=Argument(),
     )
     view: View = option(
@@ -439,7 +439,7 @@ class LaunchOptions(Rows):
         "Folder for the output of each process.",
         file=False,
         expert=True,
-        engines=("elastic", "xla", "ray", "ssh", "slurm"),
+        engines=("local", "xla", "ray", "ssh", "slurm"),
         argument=Argument(check=checks.check_folder),
     )
     tee: str = option(

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from .. import runtime as process
+from .. import detect
 from ..combinations import refuse
 from ..gradient_state import GradientState
 from ..handlers import require_torchdata
-from ..nested import send_to_device
-from ..runtime import GradientFlags, Runtime
+from ..nested import ignorant_find_batch_size, send_to_device
+from ..runtime import GradientFlags, Runtime, current
 from .failing import end_processes, start_processes
 from .iterable import IterableDatasetShard
+from .own import KeepsOwn, without_iterator
 from .resume import Epoch, EpochState, ResumableSampler, order_of, restore_order
-from .samplers import SkipBatchSampler, is_plain, name_sampler, sampler_chain, start_at
+from .rounds import ALONE, RECEIVES, WORKERS, check_readers
+from .samplers import SkipBatchSampler, find_shared_order, is_plain, name_sampler, sampler_chain, start_at
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,9 +28,6 @@ if TYPE_CHECKING:
 _EPOCH: Final = "_iteration"
 _ORDER: Final = "_order"
 _FINISHED: Final = "_iterator_finished"
-_RECEIVES: Final = "_receives"
-_ALONE: Final = "_num_yielded"
-_WORKERS: Final = "_snapshot"
 _NEVER_MOVED: Final = frozenset((str, bytes, bool, int, float, type(None)))
 
 
@@ -37,7 +36,7 @@ def outer_sampler(dataloader: DataLoader[Any]) -> Any:
     return dataloader.sampler if dataloader.batch_sampler is None else dataloader.batch_sampler
 
 
-class PreparedLoader(DataLoader[Any]):
+class PreparedLoader(KeepsOwn):
     """A data loader that knows its epoch, its last batch and how many samples of that are no repeats.
 
     Attributes:
@@ -47,19 +46,21 @@ class PreparedLoader(DataLoader[Any]):
         num_unique: samples of the current global batch that are no repeats, None where it is not known to have some.
         iteration: the epoch, counted from 0; `set_epoch` overwrites it.
         skip_batches: batches left out at the start of an iteration.
+        rows: samples of the batch handed out last where other loaders are iterated too; None where unknown.
         batches_seen: batches handed out in this iteration.
         length: batches of this iteration, None where nobody knows.
         epoch_state: what decides the order of its epochs.
-        dataset_shards: how many processes the dataset itself is shared out to; 1 where it is not.
+        shards: how many processes the dataset or its sampler was shared out to before it was prepared; 1 where not.
         is_led: samplers without a generator draw the order of an epoch from rank 0's random numbers, as all ranks do.
     """
 
     end_of_dataloader: bool = False
     remainder: int = -1
     num_unique: int | None = None
+    rows: int | None = None
     batches_seen: int = 0
     length: int | None = None
-    dataset_shards: int = 1
+    shards: int = 1
     is_led: bool = False
     use_stateful_dataloader: bool = False
     gradient_state = property(lambda self: GradientState(), doc="Where gradient accumulation stands.")
@@ -95,12 +96,12 @@ class PreparedLoader(DataLoader[Any]):
         self._non_blocking = non_blocking
         self.first_sample = 0
         self._origin: PreparedLoader | None = None
-        self._runtime = runtime if runtime is not None else process.current()
+        self._runtime = runtime if runtime is not None else current()
 
     @property
     def runtime(self) -> Runtime | None:
         """The runtime given, else that of the process."""
-        return self._runtime if self._runtime is not None else process.current()
+        return self._runtime if self._runtime is not None else current()
 
     @property
     def base_dataloader(self) -> PreparedLoader:
@@ -108,7 +109,8 @@ class PreparedLoader(DataLoader[Any]):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_runtime": None, "_iterator": None}
+        own = None if self.own is None else without_iterator(self.own)
+        return {**self.__dict__, "own": own, "_runtime": None, "_iterator": None}
 
     def renew(self) -> dict[str, Any]:
         """Return what a loader that starts anew in this one's epoch has in place of this one's attributes."""
@@ -130,6 +132,8 @@ class PreparedLoader(DataLoader[Any]):
     @property
     def own_batch_size(self) -> int:
         """Samples in a batch of the user's own loader; 1 where they vary, so that batches count as samples."""
+        if self.shards > 1:  # each of the user's loaders reads a part of a round
+            return self._round_size() or self.shards
         shares = isinstance(self.dataset, IterableDatasetShard)
         return getattr(self.dataset if shares else outer_sampler(self), "batch_size", None) or 1
 
@@ -140,10 +144,15 @@ class PreparedLoader(DataLoader[Any]):
         A text that names the readers, where each has a part of the dataset of its own: samples have no order then.
         """
         owner = self.dataset if isinstance(self.dataset, IterableDatasetShard) else outer_sampler(self)
-        num = int(getattr(owner, "num_processes", self.dataset_shards))
-        if isinstance(self.dataset, IterableDataset) and (self.num_workers > 0 or self.dataset_shards > 1):
+        num = int(getattr(owner, "num_processes", 1)) * self.shards
+        if self._has_own_part or (isinstance(self.dataset, IterableDataset) and self.num_workers > 0):
             return f"{num} processes with num_workers={self.num_workers}"
         return self._round_size() or num
+
+    @property
+    def _has_own_part(self) -> bool:
+        """Whether nobody knows which samples the other processes read."""
+        return self.shards > 1 and find_shared_order(outer_sampler(self)) is None
 
     def reset(self) -> None:
         """Forget where the last iteration stood."""
@@ -180,7 +189,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def _hand_out(self, epoch: Epoch, batches: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Iterate the batches, and note for each that the loop over this loader is the one that the code is in."""
-        flags = GradientFlags() if (runtime := self.runtime) is None else runtime.gradient
+        flags = GradientFlags() if (runtime := detect.find_runtime(self)) is None else runtime.gradient
         iteration = flags.begin(self)
         seen, is_last = 0, False
         try:
@@ -190,6 +199,7 @@ class PreparedLoader(DataLoader[Any]):
                 self.batches_seen, is_last = seen, self.end_of_dataloader
                 iteration.is_last, iteration.remainder, iteration.is_single = is_last, self.remainder, False
                 iteration.num_unique = self.num_unique
+                self.rows = ignorant_find_batch_size(batch) if len(flags.iterations) > 1 else None
                 epoch.ended = is_last
                 if flags.latest is not iteration:
                     flags.give_turn(iteration)
@@ -199,7 +209,7 @@ class PreparedLoader(DataLoader[Any]):
                 self.end_of_dataloader = False
         except BaseException as error:
             iteration.is_left = True
-            end_processes(error, epoch.leave(), self._iterator if self.persistent_workers else None)
+            end_processes(error, epoch.leave(), self.persistent_iterator)
             raise
         self.end_of_dataloader = is_last
         flags.end(iteration)
@@ -207,19 +217,20 @@ class PreparedLoader(DataLoader[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration, of samplers and dataset too."""
         self.iteration = epoch
-        for part in (*self._sampler_chain(), self.dataset):
+        for part in (*self._sampler_chain(), self.dataset, self.own):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
 
     def _read_all(self) -> Iterator[Any]:
-        """Return torch's own iterator of this loader, or torchdata's."""
+        """Return torch's own iterator of this loader, torchdata's, or that of the user's class."""
         epoch = self.epoch_state.newest
         if isinstance(self.dataset, IterableDataset):  # no sampler draws its order
             self.epoch_state.draw(epoch, [])
         here = torch.get_rng_state() if self.epoch_state.goes_on else None
-        epoch.reader = iterator = (
-            start_processes(super().__iter__) if self.num_workers else super().__iter__()
-        )
+        begin: Callable[[], Any] = super().__iter__
+        if self.own_iteration and self._reads:
+            begin = functools.partial(self.read_own, epoch, self._index_sampler)
+        epoch.reader = iterator = start_processes(begin) if self.num_workers else begin()
         if here is not None:
             torch.set_rng_state(here)  # the process that began the epoch drew the seed of loader processes
         return iterator
@@ -264,7 +275,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def _count_batches(self) -> int:
         """Return the batches of an epoch that leaves none out; TypeError where nobody knows."""
-        return super().__len__()
+        return len(self.take_own_part(outer_sampler(self))) if self.own_iteration else super().__len__()
 
     def _length(self) -> int | None:
         try:
@@ -298,7 +309,7 @@ class PreparedLoader(DataLoader[Any]):
         size: int | None = getattr(sampler, "batch_size", None)
         if size is None or getattr(sampler, "split_batches", False):
             return size
-        return size * int(getattr(sampler, "num_processes", 1))
+        return size * int(getattr(sampler, "num_processes", 1)) * self.shards
 
     @property
     def total_dataset_length(self) -> int:
@@ -307,11 +318,13 @@ class PreparedLoader(DataLoader[Any]):
         return int(dataset.total_length) if hasattr(type(dataset), "total_length") else len(dataset)
 
     def _count_remainder(self) -> int:
-        size, samples = self._round_size(), self._count_samples()
+        size, samples = self._round_size(), None if self._has_own_part else self._count_samples()
         return -1 if size is None or samples is None else (samples - self.first_sample) % size
 
     def _count_samples(self) -> int | None:
         """Return the samples of one epoch over all processes: of the sampler where it is known to be sized."""
+        if self.shards > 1 and (ranked := find_shared_order(outer_sampler(self))) is not None:
+            return ranked.total_size if ranked.drop_last else len(ranked.dataset)  # type: ignore[arg-type]
         try:
             if not isinstance(self.dataset, IterableDataset):
                 batches = [part for part in self._sampler_chain() if isinstance(part, BatchSampler)]
@@ -380,8 +393,8 @@ class StatefulLoader(PreparedLoader):
         iterator = super()._get_iterator()
         if state is not None:
             # torchdata adds the batches that it reads again to the count that it starts from.
-            parts = state[_WORKERS] if self.num_workers else state
-            iterator._num_yielded = parts["_snapshot_step"] if self.num_workers else parts[_ALONE]
+            parts = state[WORKERS] if self.num_workers else state
+            iterator._num_yielded = parts["_snapshot_step"] if self.num_workers else parts[ALONE]
             iterator._num_yielded += state.get("_steps_since_snapshot", 0)
         return iterator
 
@@ -395,7 +408,7 @@ class StatefulLoader(PreparedLoader):
         return 0 if self._inside else self.skip_batches
 
     def _inner_state(self, epoch: Epoch) -> dict[str, Any]:
-        state: dict[str, Any] = epoch.reader.state_dict() if self._reads else {_RECEIVES: True}
+        state: dict[str, Any] = epoch.reader.state_dict() if self._reads else {RECEIVES: True}
         return state
 
     def _note_state(self, epoch: Epoch) -> None:
@@ -426,7 +439,7 @@ class StatefulLoader(PreparedLoader):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         finished = bool(state_dict.get(_FINISHED, False))
         if self._reads and not finished:
-            self._check(state_dict)
+            check_readers(state_dict, self.num_workers)
         order = state_dict.get(_ORDER)
         if order is not None:
             restore_order(outer_sampler(self), order)
@@ -438,23 +451,6 @@ class StatefulLoader(PreparedLoader):
         self._goes_on = not finished
         self._state = {_EPOCH: self.iteration, _FINISHED: finished, **state_dict}
         self.epoch_state.leave_all()
-
-    def _check(self, state_dict: dict[str, Any]) -> None:
-        if state_dict.get(_RECEIVES):
-            raise ValueError(
-                "the state is of a process that only receives batches: rank 0 needs the state of rank 0"
-            )
-        wanted = _WORKERS if self.num_workers else _ALONE
-        if wanted not in state_dict:
-            raise ValueError(
-                f"the state is not of a loader with num_workers={self.num_workers}: it has "
-                f"{sorted(state_dict)}, not {wanted!r}; go on with as many worker processes as before"
-            )
-        if self.num_workers and len(state_dict[_WORKERS]["_worker_snapshots"]) != self.num_workers:
-            raise ValueError(
-                f"the state is of a loader with num_workers={len(state_dict[_WORKERS]['_worker_snapshots'])}, this "
-                f"one has {self.num_workers}: go on with as many worker processes as before"
-            )
 
 
 @functools.cache

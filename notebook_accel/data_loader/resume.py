@@ -238,6 +238,11 @@ class ResumableSampler(BatchSampler):
         self.epoch_state = epoch_state
         self.comm = comm
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
     def __len__(self) -> int:
         return len(self.inner)
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, Final
+
 from ..combinations import refuse
+
+RECEIVES: Final = "_receives"
+ALONE: Final = "_num_yielded"
+WORKERS: Final = "_snapshot"
 
 Rounds = list[tuple[int | None, int | str]]
 """For each run of an epoch how many batches it read, None for the last run, and its `PreparedLoader.round_size`. So the
@@ -35,3 +41,27 @@ def _describe(round_size: int | str) -> str:
     return (
         round_size if isinstance(round_size, str) else f"processes that read {round_size} samples at a time"
     )
+
+
+def check_readers(state: dict[str, Any], num_workers: int) -> None:
+    """Raise ValueError unless a state of a stateful loader is one of as many loader processes.
+
+    Args:
+        state: of torchdata's loader.
+        num_workers: loader processes of this one.
+    """
+    if state.get(RECEIVES):
+        raise ValueError(
+            "the state is of a process that only receives batches: rank 0 needs the state of rank 0"
+        )
+    wanted = WORKERS if num_workers else ALONE
+    if wanted not in state:
+        raise ValueError(
+            f"the state is not of a loader with num_workers={num_workers}: it has {sorted(state)}, not {wanted!r}; "
+            "go on with as many worker processes as before"
+        )
+    if num_workers and len(state[WORKERS]["_worker_snapshots"]) != num_workers:
+        raise ValueError(
+            f"the state is of a loader with num_workers={len(state[WORKERS]['_worker_snapshots'])}, this one has "
+            f"{num_workers}: go on with as many worker processes as before"
+        )

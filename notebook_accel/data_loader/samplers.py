@@ -8,7 +8,7 @@ from itertools import cycle, islice
 from typing import Any, Final
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from ..devices import find_default
 from .indices import Indices, RandomIndices, SequentialIndices
@@ -349,6 +349,35 @@ def sampler_chain(sampler: Any) -> Iterator[Any]:
 def is_plain(batch_sampler: object) -> bool:
     """Return True if the batches are those that torch's BatchSampler makes of its sampler."""
     return isinstance(batch_sampler, BatchSampler) and type(batch_sampler).__iter__ is BatchSampler.__iter__
+
+
+def find_shared_order(sampler: Any) -> DistributedSampler[Any] | None:
+    """Return torch's DistributedSampler under plain batches: its ranks take turns in one order, and repeat its start.
+
+    None for other samplers.
+    """
+    *outer, inner = sampler_chain(sampler)
+    is_torchs = isinstance(inner, DistributedSampler) and type(inner).__iter__ is DistributedSampler.__iter__
+    plain = all(is_plain(part) or type(part) is SkipBatchSampler for part in outer)
+    return inner if is_torchs and plain else None
+
+
+def find_ends(sampler: Any, num_ranks: int, *, drop_last: bool) -> tuple[int | None, ...]:
+    """Return where the samples of each rank's last batch end that are no repeats, as the end of a slice.
+
+    Empty where there are none, and for other samplers than those with a shared order.
+
+    Args:
+        sampler: of one of the ranks.
+        num_ranks: how many share the order.
+        drop_last: whether a last batch that is short is left out.
+    """
+    ranked, size = find_shared_order(sampler), getattr(sampler, "batch_size", None)
+    if ranked is None or (drop_last and len(ranked) % (size or 1)):
+        return ()
+    repeats = max(0, ranked.total_size - len(ranked.dataset))  # type: ignore[arg-type]
+    end = 0 if size is None else -1
+    return (None,) * (num_ranks - repeats) + (end,) * repeats if repeats else ()
 
 
 def batches_from(batch_sampler: Any, start: int) -> Iterator[Any]:

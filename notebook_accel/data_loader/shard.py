@@ -21,7 +21,8 @@ _END: Final = object()
 class DataLoaderShard(PreparedLoader):
     """A data loader that knows the last batch when it hands it out, and moves batches to the device.
 
-    Batches of an iterable dataset are read one ahead for this, as are those of a loader with a state.
+    Batches of an iterable dataset are read one ahead for this, as are those of a loader with a state, and those of a
+    loader whose class iterates in its own way.
 
     What it reads is chosen by the batch sampler or dataset it is given: `prepare_data_loader` shards those.
 
@@ -89,7 +90,8 @@ class DataLoaderShard(PreparedLoader):
         for _ in range(skipped):
             if next(iterator, _END) is _END:
                 return
-        if isinstance(self._index_sampler, ResumableSampler) and note_state is None:
+        is_drawn = isinstance(self._index_sampler, ResumableSampler) and not self.own_iteration
+        if is_drawn and note_state is None:
             yield from self._drawn_batches(iterator, skipped)
             return
         batch = next(iterator, _END)

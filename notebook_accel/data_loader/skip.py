@@ -10,6 +10,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from .base import PreparedLoader, outer_sampler
+from .own import is_of_user, without_iterator
 from .resume import Epoch
 from .samplers import SkipBatchSampler, name_sampler, options_of, sampler_chain
 
@@ -73,10 +74,16 @@ def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> Dat
     options = options_of(dataloader)
     if isinstance(dataloader.dataset, IterableDataset):
         options |= {"batch_size": dataloader.batch_size, "drop_last": dataloader.drop_last}
-        return SkipDataLoader(dataloader.dataset, num_batches, **options)
+        skipping = SkipDataLoader(dataloader.dataset, num_batches, **options)
+        skipping.adopt(dataloader)
+        return skipping
     if dataloader.batch_sampler is None:
         options["batch_size"] = None
     rest = SkipBatchSampler(outer_sampler(dataloader), num_batches)
+    if is_of_user(dataloader):
+        made: DataLoader[Any] = without_iterator(dataloader)
+        made.__dict__.update(name_sampler(dataloader, rest))
+        return made
     return DataLoader(dataloader.dataset, **options, **name_sampler(dataloader, rest))
 
 

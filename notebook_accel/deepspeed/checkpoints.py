@@ -16,6 +16,7 @@ from ..checkpointing import models, names, pickled, write
 from ..checkpointing.copies import Copies
 from ..checkpointing.manifest import Manifest
 from ..checkpointing.parts import CollectiveFolder
+from ..compilation import plain_name
 from ..errors import CheckpointError
 from ..topology import Topology
 from . import resharding
@@ -235,7 +236,8 @@ def is_sharded(model: torch.nn.Module) -> bool:
 
 
 def _check_shards(source: models.Source, model: Any) -> None:
-    for name, item in model.named_parameters():
+    for full, item in model.named_parameters():
+        name = plain_name(full)
         stored = source.shapes.get(source.twins.get(name, name))
         if stored is None:
             raise CheckpointError(f"{source.path} has no key {name!r}")
@@ -250,11 +252,13 @@ def _check_shards(source: models.Source, model: Any) -> None:
 def _load_shards(source: models.Source, model: torch.nn.Module, deepspeed: Any, is_main: bool) -> None:
     """Load the weights of a sharded model without an optimizer; the values are those of rank 0."""
     values = source.read()
-    for name, item in model.named_parameters():
+    for full, item in model.named_parameters():
+        name = plain_name(full)
         with deepspeed.zero.GatheredParameters([item], modifier_rank=0):
             if is_main:
                 item.data.copy_(values[source.twins.get(name, name)])
-    for name, buffer in model.named_buffers():
+    for full, buffer in model.named_buffers():
+        name = plain_name(full)
         if name in values:
             buffer.copy_(values[name])
 
@@ -282,7 +286,7 @@ def gather_state(deepspeed: Any, model: torch.nn.Module, *, keep: bool) -> dict[
             for name, value in part.state_dict(keep_vars=True).items():
                 if "." in name:
                     continue  # it belongs to a submodule
-                key = f"{prefix}.{name}" if prefix else name
+                key = plain_name(f"{prefix}.{name}" if prefix else name)
                 if not isinstance(value, torch.Tensor):
                     state[key] = value
                     continue

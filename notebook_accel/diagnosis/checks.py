@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.metadata
 import shutil
 import socket
@@ -16,15 +17,16 @@ from typing import Final
 import psutil
 import torch
 
-from .. import devices, environ, probes
+from .. import devices, environ, probes, requirements
 from ..config import file
 from ..config.argument_checks import parse_port
 from ..config.schema import LaunchConfig
 from ..errors import ConfigError
+from ..launch import leftovers
+from ..launch.agent import client
 from ..launch.checks import addresses, fork_obstacles, fork_safety
-from ..launch.supervise import standby
 from ..takeover import finder, tried
-from . import compiled, hosted, leftovers, packages
+from . import compiled, hosted, packages
 from .check import Check, Status
 from .environment import gpus
 
@@ -149,9 +151,7 @@ def _shared_memory(name: str) -> Iterable[Check]:
 
 
 def _limits(name: str) -> Iterable[Check]:
-    if sys.platform == "win32":
-        return
-    import resource
+    import resource  # here: a file beside the notebook may have this name
 
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield _limit(name, "open files (ulimit -n)", files, most, least=256, enough=1024)
@@ -160,8 +160,6 @@ def _limits(name: str) -> Iterable[Check]:
 
 
 def _limit(name: str, what: str, number: int, most: int, *, least: int, enough: int) -> Check:
-    if sys.platform == "win32":  # it has no such limits
-        raise OSError("no limits")
     import resource
 
     if number == resource.RLIM_INFINITY or number >= enough:
@@ -275,12 +273,35 @@ def _libraries(name: str) -> Iterable[Check]:
         yield Check(name=name, status="ok", text=f"all {len(due)} requirements are met")
 
 
+def _imports(name: str) -> Iterable[Check]:
+    """Yield the required libraries that are installed and cannot be used; each is imported."""
+    try:
+        due = packages.find_due()
+    except importlib.metadata.PackageNotFoundError:  # the check before says so
+        return
+    unmet = [requirement for requirement, _ in packages.find_unmet(due)]
+    for requirement in due:
+        if requirement in unmet:
+            continue
+        try:
+            importlib.import_module(requirements.module_of(requirement.name))
+            if requirement.name == "numpy":
+                torch.zeros(1, device="cpu").numpy()  # torch looked for it once, when it was imported
+        except Exception as error:  # a broken installation raises anything
+            yield Check(
+                name=name,
+                status="problem",
+                text=f"{requirement.name} cannot be used ({type(error).__name__}: {error})",
+                remedy=f"restart; if that does not help, pip install --force-reinstall '{requirement}'",
+            )
+
+
 def _leftovers(name: str) -> Iterable[Check]:
     """Yield what killed runs have left; nothing on systems that do not tell."""
     if sys.platform != "linux":
         return
     found = leftovers.find()
-    paths = ", ".join(str(one.path) for one in found)
+    paths = ", ".join(map(str, found))
     yield Check(
         name=name,
         status="warning" if found else "ok",
@@ -350,15 +371,14 @@ def _network(name: str) -> Iterable[Check]:
 
 
 def _process(name: str) -> Iterable[Check]:
-    reasons, waiting = fork_obstacles.reasons(), standby.find_usable({})
+    reasons, agent = fork_obstacles.reasons(), client.find()
+    if agent is not None:
+        state = "has imported all that workers need" if agent.is_ready else "imports what workers need"
+        text = f"an agent, process {agent.pid}, starts workers that are no forks, and {state}"
+        yield Check(name=name, status="ok", text=text)
     for reason in reasons:
-        if waiting is not None:
-            kind = (
-                "a copy that was made of it before"
-                if waiting.is_copy
-                else "a process that has imported torch"
-            )
-            text = f"{reason}: launches start processes from {kind}"
+        if agent is not None:
+            text = f"{reason}: launches start fresh processes"
             yield Check(name=name, status="ok", text=text)
             continue
         yield Check(
@@ -368,7 +388,7 @@ def _process(name: str) -> Iterable[Check]:
             remedy="nothing has to be done; for quicker starts, use devices inside the launched function only",
         )
     if not reasons:
-        text = f"nothing was initialised: launches start processes by {fork_safety.choose_start_method(())}"
+        text = f"nothing was initialised: launches use start_method={fork_safety.choose_start_method(())}"
         yield Check(name=name, status="ok", text=text)
 
 
@@ -445,6 +465,7 @@ _CHECKS: Final[tuple[tuple[str, Callable[[str], Iterable[Check]]], ...]] = (
     ("temp folder", _temp_folder),
     ("driver", _driver),
     ("libraries", _libraries),
+    ("imports", _imports),
     ("torch_xla", compiled.check_torch_xla),
     ("accelerate", _accelerate),
     ("network", _network),

@@ -8,10 +8,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from .. import probes
-from . import leftovers, packages
+from ..launch import leftovers
+from . import packages
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement
@@ -134,16 +136,16 @@ def _leftovers(name: str) -> list[Repair | Left]:
     return [
         Repair(
             name=name,
-            text=f"remove {one.path} ({one.text})",
-            apply=functools.partial(_remove, one),
+            text=f"remove {path} ({text})",
+            apply=functools.partial(_remove, path),
         )
-        for one in leftovers.find()
+        for path, text in leftovers.find().items()
     ]
 
 
-def _remove(one: leftovers.Leftover) -> str:
-    one.remove()
-    return f"removed {one.path}"
+def _remove(path: Path) -> str:
+    leftovers.remove(path)
+    return f"removed {path}"
 
 
 _WHY_KEPT: Final = (

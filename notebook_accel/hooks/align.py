@@ -279,8 +279,10 @@ class AlignDevicesHook(ModelHook):
         made: Any = WeakTensorKeyDictionary() if self.prefetcher is None else self.prefetcher.back
         for slot in self._slots:
             device = self.original_devices.get(slot.name)
-            if device is None or device.type == "meta":
+            if device is None:
                 continue
+            if device.type == "meta":  # it never had values in memory
+                device = torch.device("cpu")
             if slot.empty not in made or made[slot.empty].device != device:
                 value = get_lasting(self.weights_map, slot.name).to(device=device, dtype=slot.empty.dtype)
                 made[slot.empty] = like_parameter(slot.empty, value)

@@ -206,6 +206,8 @@ def add_hook_to_module(module: nn.Module, hook: ModelHook, append: bool = False)
 def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
     """Take the hook off, in place, so that the module has its own forward again, and return the module.
 
+    Weights that the hook brought for the forward alone are read into memory.
+
     Args:
         module: with or without a hook.
         recurse: do the same for all modules inside.
@@ -229,7 +231,7 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
 
 
 def remove_hook_from_submodules(module: nn.Module) -> None:
-    """Take the hooks off the module and all modules inside."""
+    """Take the hooks off the module and all modules inside; see `remove_hook_from_module`."""
     remove_hook_from_module(module, recurse=True)
 
 

@@ -37,8 +37,7 @@ def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
     is_number = not isinstance(job, (bool, float)) and job_id.isascii() and job_id.isdecimal()
     if job is not None and not is_number:
         problems.insert(0, ValueError(f"job={job!r}: the number of a job is needed"))
-    if problems:
-        raise_all(problems, _CALLER)
+    raise_all(problems, _CALLER)
     try:
         return _find(job, job_id, options)
     except KeyboardInterrupt:  # without our own frames: SLURM may take long to answer

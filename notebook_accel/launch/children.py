@@ -1,4 +1,8 @@
-"""How a function that is launched starts processes of its own: data loader workers, process pools."""
+"""What this project changes in Python's multiprocessing: the only module that uses its private names.
+
+A worker is given them so that processes of its own (data loader workers, process pools) start as the notebook's would,
+are heard of, and have their sockets where they are removed.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,11 @@ import contextlib
 import multiprocessing
 import multiprocessing.context
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from multiprocessing import process, resource_tracker, util
 from typing import Any, Final
 
 _PLATFORMS: Final = multiprocessing.get_all_start_methods()[0]
@@ -17,8 +23,43 @@ _CHANGING: Final = threading.Lock()
 _BLOCKS: Final = "blocks_of_notebook_accel"
 """What multiprocessing's context has of us: blocks in which the default is another one, each with what was before."""
 
-if hasattr(os, "register_at_fork"):  # not on Windows: another thread may hold the lock at a fork
-    os.register_at_fork(after_in_child=_CHANGING._at_fork_reinit)  # type: ignore[attr-defined]
+# another thread may hold the lock at a fork
+os.register_at_fork(after_in_child=_CHANGING._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+def list_flags() -> list[str]:
+    """Return the flags of this Python, for one that is started."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags
+
+
+def use_tracker(fd: int) -> None:
+    """Share a resource tracker: with one of its own a process would remove, at its end, memory that is another's.
+
+    Args:
+        fd: `resource_tracker.getfd` of the process whose tracker it is.
+    """
+    resource_tracker._resource_tracker._fd = fd  # type: ignore[attr-defined]
+
+
+def get_sockets_folder() -> str:
+    """Return the folder where this process, and those that it starts, have sockets; empty before it was chosen."""
+    return vars(process.current_process())["_config"].get("tempdir") or ""
+
+
+def use_sockets_folder(path: str) -> None:
+    """Let this process, and those that it starts, have their sockets in a folder."""
+    vars(process.current_process())["_config"]["tempdir"] = path
+
+
+def forget(child: process.BaseProcess) -> None:
+    """Let nobody wait for a child any more, at exit or before."""
+    process._children.discard(child)  # type: ignore[attr-defined]
+
+
+def wait_at_exit() -> None:
+    """Do what multiprocessing does when a process ends, as a fork without exit handlers has to: wait for children."""
+    util._exit_function()  # type: ignore[attr-defined]
 
 
 def choose_start_method() -> str | None:
@@ -31,10 +72,9 @@ def choose_start_method() -> str | None:
     Returns:
         A start method of `multiprocessing`; None leaves the worker's default.
     """
-    found = _find_context()
-    method: str = (found._actual_context or found._default_context).get_start_method()
+    method = _get_chosen() or _find_context()._default_context.get_start_method()
     if method != _PLATFORMS:
-        return method
+        return str(method)
     return "fork" if sys.platform == "linux" else None
 
 
@@ -46,8 +86,8 @@ def set_default(method: str) -> None:
     Args:
         method: a start method of `multiprocessing`.
     """
-    found = _find_context()
-    found._default_context, found._actual_context = multiprocessing.get_context(method), None
+    _find_context()._default_context = multiprocessing.get_context(method)
+    _choose(None)
 
 
 @contextlib.contextmanager
@@ -57,13 +97,13 @@ def start_as_in_workers() -> Iterator[None]:
     Blocks of several threads may overlap; all is as before when the last one ends.
     """
     found, block = _find_context(), object()
-    blocks: list[tuple[object, Any, Any]] = vars(found).setdefault(_BLOCKS, [])
+    blocks: list[tuple[object, Any, str | None]] = vars(found).setdefault(_BLOCKS, [])
     with _CHANGING:
-        default, chosen = found._default_context, found._actual_context
+        default, chosen = found._default_context, _get_chosen()
         method = choose_start_method()
         if blocks:
             blocks.append((block, *blocks[0][1:]))
-        elif method not in (None, (chosen or default).get_start_method()):
+        elif method not in (None, chosen or default.get_start_method()):
             set_default(method)
             blocks.append((block, default, chosen))
     try:
@@ -76,10 +116,18 @@ def start_as_in_workers() -> Iterator[None]:
                     _restore(found, *entry[1:])
 
 
-def _restore(found: Any, default: Any, chosen: Any) -> None:
-    if found._actual_context in (None, found._default_context):
-        found._actual_context = chosen
+def _restore(found: Any, default: Any, chosen: str | None) -> None:
+    if _get_chosen() in (None, found._default_context.get_start_method()):
+        _choose(chosen)
     found._default_context = default
+
+
+def _get_chosen() -> str | None:
+    return multiprocessing.get_start_method(allow_none=True)
+
+
+def _choose(method: str | None) -> None:
+    multiprocessing.set_start_method(method, force=True)
 
 
 def _find_context() -> Any:

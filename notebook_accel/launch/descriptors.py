@@ -5,19 +5,17 @@ A copy that lives on would keep a port taken, a worker waiting for the end of a 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import socket
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from .. import runtime
 
 _LISTS = ("/proc/self/fd", "/dev/fd")
-_MOST_DESCRIPTORS = 1 << 16
 _KERNEL_SOCKETS = ("shell", "iopub", "stdin", "control", "hb")
 
 
@@ -39,60 +37,26 @@ def forget(owner: Any) -> None:
     runtime.owners().discard(owner)
 
 
-def keep_store_from_forks(store: Any) -> None:
-    """Take a store's descriptors away from all processes that are forked from now on, while the store lives.
+def keep_store_from_forks(store: Any, fd: int) -> None:
+    """Take the port of a store away from all processes that are forked from now on, while the store lives.
 
     Args:
         store: torch's TCPStore.
+        fd: the descriptor by which it listens.
     """
     _watch_forks()
-    runtime.stores().add(store)
-
-
-class _ServerLine:
-    """What keeps multiprocessing's fork server running: our end of a pipe. The server ends when nobody has it."""
-
-    def filenos(self) -> list[int]:
-        server = _find_server()
-        return [] if server is None or server._forkserver_alive_fd is None else [server._forkserver_alive_fd]
-
-
-_SERVER_LINE = _ServerLine()
-
-
-def keep_server_from_forks() -> None:
-    """Let multiprocessing's fork server end with this process, although forks of it may live on."""
-    keep_from_forks(_SERVER_LINE)
-
-
-def leave_server() -> None:
-    """Give up the fork server of the notebook in its worker: it is to end with the notebook.
-
-    The worker can have a server of its own instead. It could not use the notebook's, which is no child of it.
-    """
-    server = _find_server()
-    if server is None:
-        return
-    if server._forkserver_alive_fd is not None:
-        _close(server._forkserver_alive_fd)
-    server._forkserver_address = server._forkserver_alive_fd = server._forkserver_pid = None
-
-
-def _find_server() -> Any:
-    return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    runtime.stores()[store] = fd
 
 
 @functools.cache
 def _watch_forks() -> None:
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(after_in_child=_take_away)
+    os.register_at_fork(after_in_child=_take_away)
 
 
 def _take_away() -> None:
     """In the fork: lead the descriptors to nowhere; what belongs to this process itself begins anew."""
     owners, stores = runtime.owners(), runtime.stores()
-    _lead_nowhere({fd for owner in list(owners) for fd in _ask(owner)})
-    _lead_nowhere(_find_connections({store.port for store in list(stores)}))
+    _lead_nowhere({fd for owner in list(owners) for fd in _ask(owner)} | set(stores.values()))
     owners.clear()
     stores.clear()
 
@@ -103,91 +67,42 @@ def leave_kernel_ports() -> None:
     if kernel_app is None or not kernel_app.initialized():
         return
     app = kernel_app.instance()
-    ports = {getattr(app, f"{name}_port", 0) for name in _KERNEL_SOCKETS} - {0}
-    _lead_nowhere({fd for fd in _find_connections(ports) if _is_listening(fd)})
+    ports = {getattr(app, f"{name}_port", 0) for name in _KERNEL_SOCKETS}
+    _lead_nowhere({fd for fd in _list_sockets() if _find_port(fd) in ports})
 
 
 def _lead_nowhere(found: set[int]) -> None:
-    if not found:
-        return
-    nowhere = _open_nowhere()
-    if nowhere is None:  # no descriptor is free: one of these makes room
-        _close(min(found))
-        nowhere = _open_nowhere()
-    for fd in found - {nowhere}:
-        try:
-            os.dup2(-1 if nowhere is None else nowhere, fd, inheritable=False)
-        except OSError:  # it is above a limit that was lowered meanwhile: no file can take its place
-            _close(fd)
-    if nowhere is not None and nowhere not in found:
+    if found:
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in found:
+            os.dup2(nowhere, fd, inheritable=False)
         os.close(nowhere)
-
-
-def _open_nowhere() -> int | None:
-    try:
-        return os.open(os.devnull, os.O_RDWR)
-    except OSError:
-        return None
-
-
-def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):  # another thread was closing it
-        os.close(fd)
 
 
 def _ask(owner: Any) -> list[int]:
     try:
-        return list(owner.filenos())
+        return [fd for fd in owner.filenos() if fd >= 0]
     except (OSError, ValueError):  # another thread was closing what it has
         return []
 
 
-def _find_connections(ports: set[int]) -> set[int]:
-    """Return the descriptors of all TCP sockets that have one of some ports at either end."""
-    if not ports:
-        return set()
-    return {fd for fd in _list_sockets() if ports & set(_read_ports(fd))}
-
-
-def _list_sockets() -> Iterator[int]:
-    for fd in _list_descriptors():
-        with contextlib.suppress(OSError):  # the descriptor of the list itself
-            if stat.S_ISSOCK(os.fstat(fd).st_mode):
-                yield fd
-
-
-def _is_listening(fd: int) -> bool:
-    with contextlib.suppress(OSError):  # not every system says so
-        connection = socket.socket(fileno=fd)
+def _list_sockets() -> Iterable[int]:
+    for name in os.listdir(next(filter(os.path.isdir, _LISTS))):
         try:
-            return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
-        finally:
-            connection.detach()
-    return False
+            is_socket = stat.S_ISSOCK(os.fstat(int(name)).st_mode)
+        except OSError:  # the descriptor of the list itself
+            continue
+        if is_socket:
+            yield int(name)
 
 
-def _list_descriptors() -> Iterable[int]:
-    folder = next(filter(os.path.isdir, _LISTS), None)
-    if folder is None:
-        return ()
+def _find_port(fd: int) -> int | None:
+    """Return the port at which a socket listens; None where it does not."""
+    connection = socket.socket(fileno=fd)
     try:
-        return [int(name) for name in os.listdir(folder)]
-    except OSError:  # no descriptor is free to read the list with
-        return range(_MOST_DESCRIPTORS)
-
-
-def _read_ports(fd: int) -> list[int]:
-    with contextlib.suppress(OSError):
-        connection = socket.socket(fileno=fd)
-        try:
-            if connection.family in (socket.AF_INET, socket.AF_INET6):
-                return [connection.getsockname()[1], *_read_peer_port(connection)]
-        finally:
-            connection.detach()
-    return []
-
-
-def _read_peer_port(connection: socket.socket) -> list[int]:
-    with contextlib.suppress(OSError):  # it listens
-        return [int(connection.getpeername()[1])]
-    return []
+        is_of_network = connection.family in (socket.AF_INET, socket.AF_INET6)
+        if is_of_network and connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return int(connection.getsockname()[1])
+        return None
+    finally:
+        connection.detach()

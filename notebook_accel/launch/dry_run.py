@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..errors import DeviceGuardError
 from .checks import fork_obstacles
@@ -12,41 +11,19 @@ from .job import Job
 from .registry import open_run
 
 
-@dataclass(frozen=True, kw_only=True)
-class Report:
-    """What one worker of the dry launch reports.
-
-    Attributes:
-        rank: its rank.
-        world_size: the number of ranks.
-        device: its device, as torch names it.
-        backend: the backend of its process group; `None` without one.
-        pid: its process id.
-    """
-
-    rank: int
-    world_size: int
-    device: str
-    backend: str
-    pid: int
-
-
-def launch(job: Job, engine: Engine) -> list[Report]:
+def launch(job: Job, engine: Engine) -> None:
     """Launch a function that only initialises state and device, and print what each rank reports.
 
     Args:
-        job: what is to run after the dry launch.
+        job: what is to run after the dry launch. Where it runs in this process, there is none.
         engine: starts the processes.
-
-    Returns:
-        One report for each rank; none if the job runs in this process.
 
     Raises:
         DeviceGuardError: the dry launch failed. The job has not run. The message names what initialised a device in
             this process, if anything did.
     """
     if not job.distributed:
-        return []
+        return
     unclean = fork_obstacles.reasons()
     probe = replace(
         job,
@@ -59,25 +36,18 @@ def launch(job: Job, engine: Engine) -> list[Report]:
         options={**job.options, "detach": False},
     )
     try:
-        reports: list[Report] = open_run(probe, engine, []).call()
+        lines: list[str] = open_run(probe, engine, []).call()
     except Exception as error:
         why = "".join(f"\n  - in this process {reason}" for reason in unclean)
         raise DeviceGuardError(
             f"the dry launch of {job.local_world_size} processes ({job.start_method}) failed with "
             f"{type(error).__name__}: {error}{why}"
         ) from error
-    for report in reports:
-        print(
-            f"dry launch: rank {report.rank} of {report.world_size}, {report.device}, {report.backend}, "
-            f"process {report.pid}"
-        )
-    for reason in unclean:
-        print(f"dry launch: {job.start_method} is used, because in this process {reason}")
-    sys.stdout.flush()
-    return reports
+    lines += [f"{job.start_method} is used, because in this process {reason}" for reason in unclean]
+    print(*(f"dry launch: {line}" for line in lines), sep="\n", flush=True)
 
 
-def _probe() -> Report:
+def _probe() -> str:
     import os
 
     import torch
@@ -87,10 +57,5 @@ def _probe() -> Report:
     state = PartialState()
     torch.ones(1, device=state.device).add_(1)
     state.wait_for_everyone()
-    return Report(
-        rank=state.process_index,
-        world_size=state.num_processes,
-        device=str(state.device),
-        backend=str(state.backend),
-        pid=os.getpid(),
-    )
+    rank = f"rank {state.process_index} of {state.num_processes}"
+    return f"{rank}, {state.device}, {state.backend}, process {os.getpid()}"

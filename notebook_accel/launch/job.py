@@ -85,7 +85,7 @@ class Job:
     function: Callable[..., Any]
     args: tuple[Any, ...] = ()
     name: str
-    engine: str = "elastic"
+    engine: str = "local"
     local_world_size: int
     device_kind: devices.DeviceKind
     distributed: bool

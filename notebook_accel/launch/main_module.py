@@ -47,15 +47,15 @@ def _run_script(name: str) -> None:
     __tracebackhide__ = True
     path = os.path.abspath(name)
     if os.path.isdir(path):
-        _run_place(name)
+        _run_other(name)
         return
     with io.open_code(path) as file:
         source = file.read()
-    if b"\0" in source:  # no text
-        _run_binary(name)
-        return
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    if b"\0" in source:  # no text
+        _run_other(name)
+        return
     module = types.ModuleType("__main__")
     module.__file__ = path
     module.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
@@ -65,26 +65,11 @@ def _run_script(name: str) -> None:
     exec(code, vars(module))
 
 
-def _run_binary(name: str) -> None:
-    """Run an archive of modules, or a compiled script."""
-    __tracebackhide__ = True
-    import runpy  # scripts need none of these
-    import zipfile
-
-    if zipfile.is_zipfile(name):
-        _run_place(name)
-        return
-    if not getattr(sys.flags, "safe_path", False):
-        sys.path.insert(0, os.path.dirname(os.path.realpath(name)))
-    runpy.run_path(name, run_name="__main__")
-
-
-def _run_place(name: str) -> None:
-    """Run the module `__main__` of a folder or an archive, from which others are imported too."""
+def _run_other(name: str) -> None:
+    """Run the module `__main__` of a folder or an archive, or a compiled script."""
     __tracebackhide__ = True
     import runpy  # scripts do not need it
 
-    sys.path.insert(0, os.path.abspath(name))
     runpy.run_path(name, run_name="__main__")
 
 

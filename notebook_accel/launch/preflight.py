@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -11,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from .. import devices, environ, probes, tpu
 from ..caller import warn
 from ..config import arguments
-from ..config.argument_checks import find_problems, parse_port
+from ..config.argument_checks import find_problems, parse_port, replace_old_words
 from ..errors import LaunchError
 from .checks import fork_safety, node_options, xla_runtime
 from .checks.problems import raise_all
@@ -93,13 +92,12 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     """
     __tracebackhide__ = True
     variables = environ.snapshot()
-    options = {**arguments.defaults(), **request.options}
+    options = replace_old_words({**arguments.defaults(), **request.options})
     wrong = find_problems(arguments.checks(), options, variables)
     problems: Problems = [problem for found in wrong.values() for problem in found]
     environment: dict[str, str] = {} if "environment" in wrong else dict(options["environment"] or {})
     options["environment"] = environment  # engines read it before a wrong one is reported
-    is_script = isinstance(request.function, Script)
-    if not is_script:  # a cluster may give a rank to the command that launches a script
+    if not isinstance(request.function, Script):  # a cluster may give a rank to a script's command
         _check_no_worker(problems, variables)
     requested = _find_requested_engine(problems, _find_implied_engine(options, wrong))
     machine = _look_at_machine(problems, options, requested, variables, environment)
@@ -109,11 +107,9 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
         _check_processes(problems, options, machine, requested)
     _check_options(problems, options, wrong, requested)  # before it looks at its hosts
     _check_libraries(problems, options, environment, here=requested is None or requested.on_this_node)
-    if problems:
-        raise_all(problems, caller)
+    raise_all(problems, caller)
     count = _count_processes(problems, options, machine, requested)
-    if problems:
-        raise_all(problems, caller)
+    raise_all(problems, caller)
     needs_workers = _needs_workers(request, options, rendezvous, environment, count)
     engine = requested or base.find(_choose_engine(options, machine, needs_workers))
     del options["secret"]  # the rendezvous has it, and what has the options may be shown
@@ -148,8 +144,7 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     _check_world(problems, job)
     _check_options(problems, job.options, (), engine if requested is None else None)
     _check_engine(problems, job, engine)
-    if problems:
-        raise_all(problems, caller)
+    raise_all(problems, caller)
     return job, engine
 
 
@@ -161,13 +156,11 @@ def _prepare(job: Job, engine: Engine, caller: str) -> Job:
     if not (engine.has_workers and engine.on_this_node):
         return job
     start_method = fork_safety.resolve_start_method(problems, job)
-    if problems:
-        raise_all(problems, caller)
+    raise_all(problems, caller)
     # imports may start threads that forbid the fork
     if job.serve is None and engine.preload(job, start_method):
         start_method = fork_safety.resolve_start_method(problems, job)
-        if problems:
-            raise_all(problems, caller)
+        raise_all(problems, caller)
     return replace(job, start_method=start_method)
 
 
@@ -186,8 +179,7 @@ def check_call(function: Any, args: Any, kwargs: Mapping[str, Any], caller: str)
     __tracebackhide__ = True
     problems: Problems = []
     _check_function(problems, function, args, kwargs)
-    if problems:
-        raise_all(problems, caller)
+    raise_all(problems, caller)
 
 
 # -- the machine
@@ -264,7 +256,7 @@ def _find_implied_engine(options: Options, wrong: Collection[str]) -> Any:
 def _choose_engine(options: Options, machine: Machine, needs_workers: bool) -> str:
     """Return the name of the engine to use, if the user did not ask for one."""
     if machine.kind is not devices.XLA:
-        return "elastic" if needs_workers else "inprocess"
+        return "local" if needs_workers else "inprocess"
     if options["tpu_mode"] == "spmd":
         is_usable = not xla_runtime.is_started() or xla_runtime.is_sharding()
     else:
@@ -278,36 +270,30 @@ def _choose_engine(options: Options, machine: Machine, needs_workers: bool) -> s
 def _resolve_nodes(
     problems: Problems, options: Options, wrong: Collection[str], requested: Engine | None
 ) -> Rendezvous:
-    if requested is not None and requested.drives_nodes:
-        return _find_port(problems, options, wrong)
+    """Return where the nodes meet; an engine that starts the ranks of all nodes says so itself, but for the port."""
     defaults = arguments.defaults()
     used = [name for name in _NODE_OPTIONS if options[name] != defaults[name]]
     if not used:
         return Rendezvous()
-    if requested is not None and not requested.on_this_node and "num_nodes" in requested.refuses:
-        taken = {*wrong, "use_port", "secret"} | ({"rdzv_conf"} - requested.refuses.keys())
-        if means_nothing := [name for name in used if name not in taken]:
-            name = means_nothing[0]
-            reason = requested.refuses.get(name, requested.refuses["num_nodes"])
+    refuses = {} if requested is None or requested.on_this_node else requested.refuses
+    drives_nodes = requested is not None and requested.drives_nodes
+    if drives_nodes and ":" in str(options["num_nodes"]):  # which implies how the nodes meet
+        text = f"num_nodes={options['num_nodes']!r}: this engine needs a number, not a range"
+        problems.append(ValueError(text))
+        return Rendezvous()
+    if requested is not None and (drives_nodes or "num_nodes" in refuses):
+        taken = {*wrong, "use_port", "secret"}
+        taken |= {"num_nodes"} if drives_nodes else {"rdzv_conf"} - refuses.keys()
+        if name := next((name for name in used if name not in taken), None):
+            reason = refuses.get(
+                name, refuses.get("num_nodes", "it starts the ranks of all nodes, leave it out")
+            )
             problems.append(ValueError(f"{name}={options[name]!r} with engine={requested.name!r}: {reason}"))
             return Rendezvous()
-    rendezvous, found = node_options.resolve(options, wrong)
-    problems += found
-    return rendezvous
-
-
-def _find_port(problems: Problems, options: Options, wrong: Collection[str]) -> Rendezvous:
-    """Return where the ranks of an engine meet that drives all nodes: it says so itself, but for the port."""
-    defaults = arguments.defaults()
-    if ":" in str(options["num_nodes"]):
-        problems.append(
-            ValueError(f"num_nodes={options['num_nodes']!r}: this engine needs a number, not a range")
-        )
-        return Rendezvous()
-    for name in _NODE_OPTIONS:
-        if name not in (*wrong, "num_nodes", "use_port", "secret") and options[name] != defaults[name]:
-            text = f"{name}={options[name]!r}: this engine starts the ranks of all nodes, leave it out"
-            problems.append(ValueError(text))
+    if not drives_nodes:
+        rendezvous, found = node_options.resolve(options, wrong)
+        problems += found
+        return rendezvous
     return Rendezvous(port=0 if "use_port" in wrong else parse_port(options["use_port"]) or 0)
 
 
@@ -336,7 +322,7 @@ def _count_processes(problems: Problems, options: Options, machine: Machine, req
 
 def _count_devices(options: Options, machine: Machine, requested: Engine | None) -> int:
     if requested is None:  # that of XLA counts one process where torch_xla computes on the CPU
-        requested = base.find("xla" if machine.kind is devices.XLA else "elastic")
+        requested = base.find("xla" if machine.kind is devices.XLA else "local")
     return requested.count(options, machine.kind)
 
 
@@ -373,16 +359,16 @@ def _check_function(
     if not callable(function):
         hint = ": pass the function itself, without calling it" if function is None else ""
         problems.append(TypeError(f"function={function!r} is not callable{hint}"))
-    elif _is_one_of(function, inspect.isgeneratorfunction):
+    elif inspect.isgeneratorfunction(function):
         text = (
             f"function={_get_name(function)} has a yield in it: calling such a function runs nothing of it; return a "
             "list, or launch a function that goes through what it yields"
         )
         problems.append(TypeError(text))
-    elif _is_one_of(function, inspect.iscoroutinefunction, inspect.isasyncgenfunction):
+    elif inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         text = (
             f"function={_get_name(function)} is async: wrap it with asyncio.run in a plain function, and for a single "
-            "process add engine='elastic': a notebook's own process has a running loop"
+            "process add engine='local': a notebook's own process has a running loop"
         )
         problems.append(TypeError(text))
     elif isinstance(args, (tuple, list)):
@@ -401,15 +387,6 @@ def _check_signature(
     except TypeError as error:
         text = f"args has {len(args)} values, but the call would be {_get_name(function)}{signature}: {error}"
         problems.append(TypeError(text))
-
-
-def _is_one_of(function: Any, *tests: Callable[[Any], bool]) -> bool:
-    while isinstance(function, functools.partial):
-        function = function.func
-    parts = [function]
-    if not isinstance(function, type):  # whose `__call__` is that of its instances
-        parts.append(getattr(function, "__call__", None))  # noqa: B004
-    return any(test(part) for test in tests for part in parts)
 
 
 def _get_name(function: Any) -> str:

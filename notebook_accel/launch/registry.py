@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 import signal
 import threading
 import weakref
@@ -11,33 +12,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from .. import devices, environ, interrupts, probes, runtime, tpu
+from .. import devices, environ, probes, runtime, tpu
 from ..errors import LaunchError
 from .durations import Start
 from .engines.base import Engine
 from .job import Job
 from .run import MakeSink, Run
-from .supervise.starting import FORKS_AT_ONCE
 
-_DESCRIPTORS_OF_EACH: Final = 7
+_DESCRIPTORS_OF_EACH: Final = 11
 _DESCRIPTORS_OF_ALL: Final = 24
-_DESCRIPTORS_AT_ONCE: Final = 4
-"""How many descriptors the start of a run takes at most: for each worker, for the store and what waits, and for each
-worker but one that is prepared beside others."""
+"""How many descriptors the start of a run takes at most: for each worker, and for the store and what waits."""
 _KEPT: Final = 8  # runs that have ended
 _LAST_SECONDS: Final = 2.0
 _CHANGING: Final = threading.RLock()
-"""For changes of the list of runs: a run that ends changes it in its own thread. What is dropped may launch itself."""
-
-
-def _begin_anew() -> None:
-    """In a fork: another thread of the notebook may have held the lock."""
-    if hasattr(_CHANGING, "_at_fork_reinit"):
-        _CHANGING._at_fork_reinit()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_begin_anew)
+"""For changes of the list of runs. A finalizer of what is dropped may launch itself."""
 
 
 def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink], start: Start | None = None) -> Run:
@@ -79,28 +67,23 @@ def require_descriptors(workers: int) -> None:
     Raises:
         LaunchError: it may not.
     """
-    at_once = _DESCRIPTORS_AT_ONCE * (min(workers, FORKS_AT_ONCE) - 1)
-    count = _DESCRIPTORS_OF_EACH * workers + _DESCRIPTORS_OF_ALL + at_once
-    found: list[int] = []
-    with interrupts.delay_interrupt():  # what is open has to be in the list
-        try:
-            found += os.pipe()
-            while len(found) < count:
-                found.append(os.dup(found[0]))
-        except OSError as error:
-            who = "1 worker takes" if workers == 1 else f"{workers} workers take"
-            raise LaunchError(
-                f"{who} {count} open files, of which this process can open {len(found)} ({error}): raise the limit on "
-                "open files (ulimit -n), or start fewer processes"
-            ) from None
-        finally:
-            for descriptor in found:
-                os.close(descriptor)
+    count = _DESCRIPTORS_OF_EACH * workers + _DESCRIPTORS_OF_ALL
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        free = limit - len(os.listdir("/dev/fd"))
+    except OSError:  # not even for the list
+        free = 0
+    if limit != resource.RLIM_INFINITY and free < count:
+        who = "1 worker takes" if workers == 1 else f"{workers} workers take"
+        raise LaunchError(
+            f"{who} {count} open files, of which this process can open {free}: raise the limit on open files "
+            "(ulimit -n), or start fewer processes"
+        )
 
 
 def runs() -> list[Run]:
     """Return the runs of this process, oldest first: all that still run, and eight that have ended, or a few more."""
-    return [run.whole for run in list(runtime.runs())]
+    return list(runtime.runs())
 
 
 def add_session(session: Any) -> None:
@@ -113,9 +96,7 @@ def add_session(session: Any) -> None:
     known[:] = [reference for reference in known if reference() is not None]
     known.append(weakref.ref(session))
     atexit.unregister(_close_sessions)
-    atexit.register(
-        _close_sessions
-    )  # runs before multiprocessing's exit handler, which waits for all processes
+    atexit.register(_close_sessions)  # before multiprocessing's exit handler, which waits for all processes
 
 
 def sessions() -> list[Any]:
@@ -179,21 +160,10 @@ def _add(run: Run) -> None:
     with _CHANGING:
         run.number = max((old.number for old in known), default=0) + 1
         known.append(run)
-        if len(known) > _KEPT:
-            ended = [old for old in known if old.is_over]
-            for old in ended[: max(0, len(ended) - _KEPT)]:
-                known.remove(old)
+        for old in [old for old in known if old.is_over][:-_KEPT]:
+            known.remove(old)
     if run.job.background:
-        run.when_ended(lambda: _drop_value(run))
         _handle_idle_interrupts()
-
-
-def _drop_value(run: Run) -> None:
-    """Let a large value go with the last reference to its run that is not ours."""
-    with _CHANGING:
-        known = runtime.runs()
-        if run in known:
-            known[known.index(run)] = run.without_value()
 
 
 def _end_all() -> None:

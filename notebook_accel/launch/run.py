@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -20,9 +18,9 @@ from ..stream.sinks import Sink, close_sink
 from .callbacks import call_back, start_thread, wait_in_loop
 from .checks.problems import check_owner, check_seconds
 from .durations import Start, format_duration
-from .engines.base import Engine, Outcome, deliver_while_there
+from .engines.base import Engine, Outcome
 from .job import Job
-from .run_errors import build_error, build_value_error, find_first_failure
+from .run_errors import build_error, find_first_failure
 from .supervise.control import Control
 from .transfer import failures
 
@@ -35,7 +33,6 @@ GRACE: Final = 30.0
 """Seconds that workers have to return after they were asked to stop."""
 _INTERRUPT_GRACE: Final = 0.0
 _SHOWN_LINES: Final = 20
-_LARGE: Final = 1_000_000  # bytes
 _LOOK_SECONDS: Final = 0.2  # a wait without a timeout can hide an interrupt
 
 
@@ -69,8 +66,7 @@ class Run:
         self._engine = engine
         self._control = Control()
         self._outcome: Outcome | None = None
-        self._size, self._was_popped = 0, False  # of its value
-        self._whole: weakref.ref[Run] | None = None
+        self._was_popped = False
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
         self._seconds: float | None = None  # in all
@@ -103,7 +99,10 @@ class Run:
             if self.job.distributed:  # without our own frames
                 raise KeyboardInterrupt(self._engine.describe_interrupt(self.job, self.record)) from None
             raise
-        return self.pop_result()
+        value = self.result()
+        assert self._outcome is not None
+        self._outcome, self._was_popped = replace(self._outcome, values={}), True  # it may be large
+        return value
 
     def execute(self) -> None:
         """Run the job to its end in this thread, and show its output while it runs.
@@ -116,10 +115,8 @@ class Run:
         __tracebackhide__ = True
         self._executor = threading.get_ident()
         try:
-            # what an engine leaves for the garbage collector is not to keep this run and its value
-            deliver = deliver_while_there(self._deliver)
-            self._outcome = self._engine.run(self.job, self.record, deliver, self._control)
-            self._size = self.record.forget_values()
+            self._outcome = self._engine.run(self.job, self.record, self._deliver, self._control)
+            self.record.forget_values()
             if self._outcome.is_bad:
                 self._error = self._build_error(self._outcome)
         except BaseException as error:
@@ -342,7 +339,7 @@ class Run:
             WorkerError: the rank that failed first ended without an exception, by a signal for example.
             RunStoppedError: the run was stopped before its workers returned.
             TimeoutError: the run has not ended within `timeout` seconds. It goes on.
-            LaunchError: the launch itself has returned the value, or nobody held the Run of a large one.
+            LaunchError: the launch itself has returned the value.
         """
         __tracebackhide__ = True
         if not self.wait(timeout):
@@ -351,36 +348,11 @@ class Run:
             raise self._error.with_traceback(self._traceback)  # without the frames of earlier calls
         assert self._outcome is not None
         if self._was_popped:
-            raise build_value_error(self, self.job.background)
+            raise LaunchError(
+                f"{self!r} gave its value to the cell that launched it, and has not kept it: "
+                "write value = notebook_launcher(...)"
+            )
         return self._outcome.choose_value(self.job.returns)
-
-    def pop_result(self) -> Any:
-        """Return what `result` returns, and forget it: a value may be large, and `runs()` keeps runs that have ended.
-
-        Raises:
-            BaseException: what `result` raises.
-        """
-        __tracebackhide__ = True
-        value = self.result()
-        assert self._outcome is not None
-        self._outcome, self._was_popped = replace(self._outcome, values={}), True
-        return value
-
-    @property
-    def whole(self) -> Run:
-        """The object of this run that has its value, as long as somebody holds it; else this one."""
-        return (self._whole and self._whole()) or self
-
-    def without_value(self) -> Run:
-        """Return the run as `runs()` keeps it once it has ended: without its value, if that is large."""
-        if self._outcome is None or self._size <= _LARGE:
-            return self
-        kept = copy.copy(self)
-        kept._outcome, kept._was_popped = replace(self._outcome, values={}), True
-        kept._whole = weakref.ref(self)
-        for sink in self._sinks:
-            sink.follow(kept)
-        return kept
 
     def forget_variables(self) -> None:
         """Drop the variables in the traceback of its failure: a model or a batch may be among them."""

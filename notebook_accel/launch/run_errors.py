@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from ..errors import HangError, LaunchError, RunStoppedError
+from ..errors import HangError, RunStoppedError
 from ..events import Failure
 from ..stream.record import RunRecord
 from .durations import Start, format_duration
@@ -17,7 +18,11 @@ _MOST_NOTES: Final = 64  # of more ranks, how many there are is told
 
 
 def build_error(
-    outcome: Outcome, record: RunRecord, name: str, start: Start
+    outcome: Outcome,
+    record: RunRecord,
+    name: str,
+    start: Start,
+    stopped: Mapping[int, str] | None = None,
 ) -> tuple[BaseException, list[str]]:
     """Return the exception of the rank that failed first, and one line for each rank, which are its notes.
 
@@ -26,6 +31,7 @@ def build_error(
         record: of the run.
         name: of its function.
         start: of the run.
+        stopped: a line for each rank that was stopped, where more is known of it than that.
     """
     if outcome.error is not None:
         return outcome.error, []
@@ -35,11 +41,8 @@ def build_error(
         seconds = start.seconds if outcome.ended is None else max(0.0, outcome.ended - start.wall)
         return RunStoppedError(f"{name} was stopped after {format_duration(seconds)}"), []
     cause = outcome.cause or failures.find_first(outcome.failures)
-    if cause.error is not None:
-        error = failures.revive(cause.error, cause.rank, cause.pid)
-    else:
-        error = failures.make_exit_error(cause, record.find_last_words(cause.rank))
-    notes = _describe_ranks(cause, outcome, start)
+    error = failures.make_error(cause, record.find_last_words(cause.rank))
+    notes = _describe_ranks(cause, outcome, start, stopped or {})
     if failures.is_lost_peer(cause):
         notes += _describe_returned(cause, record, start)
     for note in notes:
@@ -58,24 +61,6 @@ def find_first_failure(outcome: Outcome) -> Failure | None:
     return outcome.cause or failures.find_first(outcome.failures)
 
 
-def build_value_error(run: object, was_background: bool) -> LaunchError:
-    """Return the exception of a run whose value is asked for and was not kept.
-
-    Args:
-        run: has ended well.
-        was_background: whether its launch returned the run, not the value.
-    """
-    if was_background:
-        return LaunchError(
-            f"{run!r} has not kept its value, of over 1 MB, because nothing held the Run: write run = "
-            "notebook_launcher(..., block=False), and keep `run` until run.result() has given the value"
-        )
-    return LaunchError(
-        f"{run!r} gave its value to the cell that launched it, and has not kept it: "
-        "write value = notebook_launcher(...)"
-    )
-
-
 def _describe_returned(cause: Failure, record: RunRecord, start: Start) -> list[str]:
     """Return a line for each rank whose function was over when another rank still waited for it."""
     ends = {rank: result.time for rank, result in record.results.items() if result.time <= cause.time}
@@ -88,7 +73,7 @@ def _describe_returned(cause: Failure, record: RunRecord, start: Start) -> list[
     return lines + [f"and so for {len(ranks) - len(lines)} more ranks"] * (len(ranks) > len(lines))
 
 
-def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]:
+def _describe_ranks(cause: Failure, outcome: Outcome, start: Start, stopped: Mapping[int, str]) -> list[str]:
     """Return one line for each rank that failed or was stopped, the first failure first."""
     after = start.measure(cause, is_of_here=not outcome.where)
     notes = []
@@ -103,10 +88,10 @@ def _describe_ranks(cause: Failure, outcome: Outcome, start: Start) -> list[str]
         if failure is not cause
     }
     for rank in outcome.stopped - others.keys() - {cause.rank}:
-        others[rank] = f"rank {rank} was stopped by the launcher"
+        others[rank] = stopped.get(rank) or f"rank {rank} was stopped by the launcher"
     told = sorted(others, key=lambda rank: (len(others) > _MOST_NOTES and rank in outcome.stopped, rank))
     notes += [others[rank] for rank in told[:_MOST_NOTES]]
     left = told[_MOST_NOTES:]
-    stopped = sum(rank in outcome.stopped for rank in left)
-    notes += [f"{len(left) - stopped:,} more ranks failed"] * (len(left) > stopped)
-    return notes + [f"{stopped:,} more ranks were stopped by the launcher"] * (stopped > 0)
+    count = sum(rank in outcome.stopped for rank in left)
+    notes += [f"{len(left) - count:,} more ranks failed"] * (len(left) > count)
+    return notes + [f"{count:,} more ranks were stopped by the launcher"] * (count > 0)

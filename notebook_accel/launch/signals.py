@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import psutil
+from . import process_table
 
 CAUSES: Final = {
     "SIGKILL": "most often the operating system's out-of-memory killer: use less memory in each process, "
@@ -80,12 +78,6 @@ def explain_abort(words: Sequence[str]) -> str:
     )
 
 
-if sys.platform == "win32":
-    KILL: Final = signal.SIGTERM  # Windows has no SIGKILL: there every signal ends the process
-else:
-    KILL: Final = signal.SIGKILL
-"""The signal that no process can ignore."""
-
 STACK_SIGNAL: Final[int | None] = getattr(signal, "SIGRTMIN", 0) + 7 if hasattr(signal, "SIGRTMIN") else None
 """Makes a worker write its stack to stderr, even while C code holds the GIL. None on systems without it.
 
@@ -108,50 +100,16 @@ def is_caught(pid: int, signum: int) -> bool:
     return not masks or bool(int(masks[0], 16) >> (signum - 1) & 1)
 
 
-@contextlib.contextmanager
-def keep_exit_codes() -> Iterator[None]:
-    """Let the exit codes of processes be known that end in the block, where this process ignores SIGCHLD.
-
-    A program that starts this one may have it ignore the signal, and so may a library. In a thread that is not the main
-    thread this does nothing: Python changes signals in the main thread only.
-    """
-    is_main = threading.current_thread() is threading.main_thread()
-    if sys.platform == "win32" or not is_main or signal.getsignal(signal.SIGCHLD) is not signal.SIG_IGN:
-        yield
-        return
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-
-
-def descendants(pids: Sequence[int]) -> list[psutil.Process]:
-    """Return the living children, grandchildren and so on of some processes.
-
-    Args:
-        pids: ids of these processes; they are not in the result.
-    """
-    found: list[psutil.Process] = []
-    for pid in pids:
-        with contextlib.suppress(psutil.Error, OSError):
-            found += psutil.Process(pid).children(recursive=True)
-    return found
-
-
 def describe_state(pid: int) -> str:
     """Return a clause about what the system says of a process, which was killed and is still there.
 
     Args:
         pid: process id.
     """
-    try:
-        status = psutil.Process(pid).status()
-    except psutil.Error:
-        return "the system does not know it"
-    if status == psutil.STATUS_DISK_SLEEP:
+    state = process_table.find_state(pid)
+    if state == "disk-sleep":
         return "the system waits for a disk, a network share or a device on its behalf"
-    return f"the system says that it is {status}"
+    return f"the system says that it is {state}"
 
 
 def send(pid: int, signum: int) -> None:
@@ -171,10 +129,10 @@ def kill(pid: int) -> None:
     Args:
         pid: process id.
     """
-    send(pid, KILL)
+    send(pid, signal.SIGKILL)
 
 
-def kill_group(leader: int, signum: int = KILL) -> bool:
+def kill_group(leader: int, signum: int = signal.SIGKILL) -> bool:
     """Kill all processes of a group, even if its leader has ended.
 
     Args:
@@ -182,23 +140,12 @@ def kill_group(leader: int, signum: int = KILL) -> bool:
         signum: the signal.
 
     Returns:
-        Whether there was such a group. Always False on Windows, which has none.
+        Whether there was such a group.
     """
-    if sys.platform == "win32" or leader <= 0:  # 0 is the group of this process
+    if leader <= 0:  # 0 is the group of this process
         return False
     try:
         os.killpg(leader, signum)
     except (ProcessLookupError, PermissionError):
         return False
     return True
-
-
-def kill_all(processes: Sequence[psutil.Process]) -> None:
-    """Kill processes. If one has ended, nothing happens to it.
-
-    Args:
-        processes: such as `descendants`.
-    """
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.kill()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import builtins
 import contextlib
 import inspect
 import io
@@ -15,8 +14,6 @@ import sys
 import time
 import timeit
 import tokenize
-import traceback
-import types
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -24,7 +21,7 @@ from .. import probes
 from ..environ import put, snapshot
 
 _ROUNDS: Final = 3
-_TIMEIT_OPTION: Final = re.compile(r"-(?:([nr])\s*(\d+)|([ctq]))(?:\s+|\Z)")
+_TIMEIT_OPTION: Final = re.compile(r"-([nr])\s*(\d+)(?:\s+|\Z)")
 _UNABLE: Final = (
     "works in the notebook itself; code on a worker knows %time, %timeit, %cd, %pwd and %env, and !commands"
 )
@@ -40,7 +37,7 @@ def execute(source: str, filename: str) -> None:
         filename: for tracebacks.
     """
     __tracebackhide__ = True
-    value = _run(source, filename, variables())
+    value = _run(source, filename)
     if value is not None:
         variables()["_"] = value
         show(value)
@@ -51,38 +48,28 @@ def variables() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-def _run(source: str, filename: str, namespace: dict[str, Any]) -> Any:
+def _run(source: str, filename: str) -> Any:
     """Run code; return the value of its last expression, None if a semicolon hides it."""
     __tracebackhide__ = True
-    namespace["get_ipython"] = _cell_shell
+    variables()["get_ipython"] = CellShell
     tree = ast.parse(source, filename)
     last = tree.body[-1] if tree.body else None
-    shown = None
-    if isinstance(last, ast.Expr) and not _is_hidden(source):
-        tree.body.pop()
-        shown = ast.Expression(last.value)
-    if tree.body:
-        _evaluate(_compile(tree, filename, "exec"), namespace)
-    return None if shown is None else _evaluate(_compile(shown, filename, "eval"), namespace)
+    if not isinstance(last, ast.Expr) or _is_hidden(source):
+        return _evaluate(tree, filename, "exec")
+    del tree.body[-1]
+    _evaluate(tree, filename, "exec")
+    return _evaluate(ast.Expression(last.value), filename, "eval")
 
 
-def _compile(tree: ast.Module | ast.Expression, filename: str, mode: str) -> types.CodeType:
+def _evaluate(tree: ast.Module | ast.Expression, filename: str, mode: str) -> Any:
     __tracebackhide__ = True
-    code: types.CodeType = compile(
-        tree, filename, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
-    )
-    return code
-
-
-def _evaluate(code: types.CodeType, namespace: dict[str, Any]) -> Any:
-    __tracebackhide__ = True
+    namespace = variables()
+    code = compile(tree, filename, mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     if not code.co_flags & inspect.CO_COROUTINE:
         return eval(code, namespace)
     loop = namespace.get("__loop__")
     if not isinstance(loop, asyncio.AbstractEventLoop) or loop.is_closed():
-        loop = namespace["__loop__"] = (
-            asyncio.new_event_loop()
-        )  # kept: tasks continue in the next cell that awaits
+        loop = namespace["__loop__"] = asyncio.new_event_loop()  # tasks go on in the next cell that awaits
         asyncio.set_event_loop(loop)
     return loop.run_until_complete(eval(code, namespace))
 
@@ -140,28 +127,7 @@ class CellShell:
         Args:
             command: see `system`.
         """
-        done = subprocess.run(
-            _expand(command),
-            shell=True,
-            check=False,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return done.stdout.splitlines()
-
-    def showtraceback(self, *args: Any, **kwargs: Any) -> None:
-        """Show the error that is handled, on stderr.
-
-        Args:
-            args: as IPython's shell takes them.
-            kwargs: likewise.
-        """
-        shell = probes.find_shell()
-        if shell is None:
-            traceback.print_exc()
-        else:
-            shell.showtraceback(*args, **kwargs)
+        return subprocess.getoutput(_expand(command)).splitlines()
 
     def run_line_magic(self, name: str, line: str, *_: Any, **__: Any) -> Any:
         """Run `%name line`.
@@ -199,17 +165,8 @@ class CellShell:
         raise NotImplementedError(f"%%{name} {_UNABLE} and %%time, %%timeit")
 
 
-_SHELL: Final = CellShell()
-
-
-def _cell_shell() -> CellShell:
-    return _SHELL
-
-
 def _expand(text: str) -> str:
     """Replace `{name}` and `$name` by variables, as IPython does; what names no variable stays."""
-    if "IPython" not in sys.modules and "{" not in text and "$" not in text:
-        return text
     from IPython.utils.text import DollarFormatter
 
     try:
@@ -222,7 +179,7 @@ def _time(code: str, filename: str = "<timed>") -> Any:
     __tracebackhide__ = True
     wall, cpu = time.perf_counter(), time.process_time()
     try:
-        return _run(code, filename, variables())
+        return _run(code, filename)
     finally:
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         print(f"CPU time: {_seconds(cpu)}, wall time: {_seconds(wall)}")
@@ -231,23 +188,21 @@ def _time(code: str, filename: str = "<timed>") -> Any:
 def _timeit(line: str, cell: str | None = None) -> None:
     """Time code many times; the line of a cell is what is run once before, as for IPython."""
     __tracebackhide__ = True
-    options: dict[str, str] = {}
+    options = {"n": 0, "r": _ROUNDS}
     while option := _TIMEIT_OPTION.match(line):
-        options[option[1] or option[3]] = option[2]
+        options[option[1]] = int(option[2])
         line = line[option.end() :]
     if line.startswith("-") and line[1:2].isalpha():
         raise ValueError(
-            f"%timeit {line}: on a worker it knows the options -n NUMBER, -r NUMBER, -c, -t and -q; code that begins "
-            "with a minus needs brackets"
+            f"%timeit {line}: on a worker it knows the options -n NUMBER and -r NUMBER; code that begins with a minus "
+            "needs brackets"
         )
     setup, code = ("pass", line) if cell is None else (line or "pass", cell)
-    clock = time.process_time if "c" in options else time.perf_counter
-    timer = timeit.Timer(code, setup, clock, variables())
-    number = int(options.get("n", 0)) or timer.autorange()[0]
-    repeat = max(1, int(options.get("r", _ROUNDS)))
+    timer = timeit.Timer(code, setup, globals=variables())
+    number = options["n"] or timer.autorange()[0]
+    repeat = max(1, options["r"])
     best = min(timer.repeat(repeat, number)) / number
-    if "q" not in options:
-        print(f"{_seconds(best)} a loop (best of {repeat} rounds of {number} loops)")
+    print(f"{_seconds(best)} a loop (best of {repeat} rounds of {number} loops)")
 
 
 def _seconds(seconds: float) -> str:
@@ -279,11 +234,3 @@ _LINE_MAGICS: Final[Mapping[str, Callable[[str], Any]]] = {
     "set_env": _env,
     "matplotlib": lambda line: None,  # figures come into the cell anyway
 }
-
-
-def ensure_display() -> None:
-    """Let code call `display` without importing it, as in a notebook."""
-    if "IPython" in sys.modules and not hasattr(builtins, "display"):
-        from IPython.display import display
-
-        builtins.display = display  # type: ignore[attr-defined]

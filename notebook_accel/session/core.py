@@ -4,40 +4,36 @@ from __future__ import annotations
 
 import keyword
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
-from .. import interrupts
+from .. import devices, environ, interrupts
+from ..config import arguments
 from ..config.argument_checks import check_environment
 from ..config.launch_options import Returns, StartMethod
-from ..errors import RunStoppedError, SessionError
+from ..errors import SessionError
+from ..events import Phase
 from ..launch import preflight, registry
 from ..launch.checks.problems import check_owner, check_seconds, raise_all
 from ..launch.durations import format_duration
 from ..launch.engines.base import Engine
-from ..launch.rank_names import name_process
 from ..launch.request import LaunchRequest
 from ..launch.transfer import failures
 from ..launch.transfer.unpicklable import pack_call, unpack_value
 from ..stream.sinks import Output, Sink, TextSink
 from . import cells, service
 from .call import Call
-from .options import resolve
-from .workers import Workers, make_start_phases
+from .workers import RESTART, Workers
 
 if TYPE_CHECKING:
     from ..config.launch import Source
 
+_CPU_PROCESSES: Final = 2
 Status = Literal["idle", "busy", "dead", "closed"]
 Ranks = int | Collection[int] | Literal["all"]
-_NEW_GROUP_NOTE: Final = (
-    "the process group was made anew, because ranks may disagree about the last one: "
-    "models that DistributedDataParallel wrapped before must be prepared again"
-)
 
 
 class Session:
@@ -50,19 +46,19 @@ class Session:
     Args:
         num_processes: number of workers. None is one for each GPU, or 2 on a machine without a GPU.
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`. An `Accelerator` in the workers uses it.
-        start_method: `auto`, `fork`, `forkserver` or `spawn`, as in `notebook_launcher`.
+        start_method: `auto`, `fork` or `fresh`, as in `notebook_launcher`.
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.
         environment: environment variables that only the workers get.
         config: as in `notebook_launcher`: what it says counts where the argument is left at its default.
-        hang_timeout: seconds after which a report says which ranks wait in a collective that others have not entered.
-            None never reports.
+        hang_timeout: seconds without any sign of progress of a call, after which a report says where each rank is; see
+            `notebook_launcher`. None never reports.
         grace: seconds that the other ranks have to return after one has failed. Then they are interrupted.
         log_line_prefix_template: `string.Template` of the text before each line of output. It may contain `${rank}`,
             `${local_rank}` and `${role_name}`.
         hosts: where the workers run, as in `notebook_launcher`; None is this machine.
         python: the Python on the hosts, as in `notebook_launcher`.
         slurm, num_nodes, slurm_keep: what a job of SLURM asks for, as in `notebook_launcher`.
-        engine: `auto`, `ssh`, or an `SshEngine`.
+        engine: `auto`, `ssh`, `slurm`, or an engine of these.
 
     Attributes:
         job: what the workers run.
@@ -95,7 +91,8 @@ class Session:
     ) -> None:
         __tracebackhide__ = True
         raise_all(list(check_environment("environment", environment)), "Session")
-        options: dict[str, Any] = {
+        check_seconds(grace=grace)
+        options = {
             "num_processes": num_processes,
             "mixed_precision": mixed_precision,
             "start_method": start_method,
@@ -109,10 +106,7 @@ class Session:
             "engine": engine,
             "hang_timeout": hang_timeout,
         }
-        options = resolve(options, environment, config)
-        check_seconds(grace=grace)
-        if (hang_timeout := options.pop("hang_timeout")) is not None:
-            check_seconds(1e-3, hang_timeout=hang_timeout)
+        options = resolve_options(options, environment or {}, config)
         request = LaunchRequest(function=service.join, options=options, quiet=True, serve=service.serve)
         job, self._engine = preflight.check(request, "Session")
         is_here = self._engine.on_this_node
@@ -121,7 +115,6 @@ class Session:
                 f"Session: engine={job.engine!r} has no sessions: choose 'ssh', with hosts=, or 'slurm'"
             )
         self.job = registry.reserve_devices(job) if is_here else job
-        self.hang_timeout = hang_timeout
         self.grace = grace
         self.started = time.time()
         self._held: list[Workers] = []
@@ -145,6 +138,7 @@ class Session:
             try:
                 workers.start()
                 self._call(service.join, (), name="the start of the session", returns="none", is_start=True)
+                workers.calls = 0
             except BaseException as error:
                 workers.close()
                 # a terminal interrupts the workers too, and the end of one may be noticed first
@@ -187,9 +181,7 @@ class Session:
             raise ValueError(f"returns={returns!r}: choose among {', '.join(map(repr, get_args(Returns)))}")
         preflight.check_call(function, args, kwargs, "Session.run")
         values = self._call(function, args, kwargs, returns=returns)
-        if returns == "all":
-            return [values[rank] for rank in sorted(values)]
-        return values[0] if returns == "first" else None
+        return values if returns == "all" else values[0] if returns == "first" else None
 
     def push(self, values: Mapping[str, Any] | None = None, /, *, ranks: Ranks = "all", **named: Any) -> None:
         """Set variables of the workers: `push(x=1)`, or `push({"x": 1}, ranks=0)`.
@@ -230,11 +222,7 @@ class Session:
         """
         __tracebackhide__ = True
         values = self._call(service.pull, (name,), name="pull", ranks=rank, returns="all")
-        return (
-            [values[each] for each in sorted(values)]
-            if rank == "all"
-            else values[self._resolve_ranks(rank)[0]]
-        )
+        return values if rank == "all" else values[0]
 
     def execute(self, code: str, ranks: Ranks = "all", *, filename: str = "<session>") -> None:
         """Run code on the workers with their variables as globals, and show the value of its last expression by rank.
@@ -264,7 +252,7 @@ class Session:
         ranks: Ranks = "all",
         name: str = "",
         is_start: bool = False,
-    ) -> dict[int, Any]:
+    ) -> list[Any]:
         """Run a call to its end, and return the values by rank, for the ranks that send one.
 
         Where the start of a session fails, its workers are ended at once.
@@ -277,83 +265,53 @@ class Session:
         pickled = pack_call(function, args, dict(kwargs or {}), name)
         sending = {"first": chosen[:1], "all": chosen, "none": []}[returns]
         sink = TextSink(self.job.output, self.job.prefix)
-        sink.show(make_start_phases(range(self.num_processes)))
-        workers.note_late_lines(sink)
+        now = time.time()
+        sink.show([Phase(rank=rank, time=now, name="starting") for rank in range(self.num_processes)])
         with interrupts.delay_interrupt(interrupts.PATIENCE):  # obeyed between two looks: else it stays busy
+            with interrupts.delay_interrupt():
+                call = workers.begin(pickled, name, chosen, sending, self.grace)
             try:
-                with interrupts.delay_interrupt():
-                    call = workers.begin(pickled, name, chosen, sending, self.grace, self.hang_timeout)
                 while call.unfinished or call.waiting:
                     workers.show(call, sink)
                     interrupts.obey_interrupt()
-                with interrupts.delay_interrupt():
-                    notes = self._finish_call(call, sink)
-                    sink.close()
             except BaseException as error:
                 if not is_start:
-                    self._stop_call(sink, error, name)
+                    self._stop_call(call, sink, error)
                 raise
+            with interrupts.delay_interrupt():
+                notes = workers.finish(call, sink)
+                sink.close()
         if call.failures or call.was_interrupted:
-            raise self._build_error(call, notes, sink)
-        return {rank: unpack_value(call.results[rank]) for rank in sending}
+            raised, ends = call.build_error(workers.record, self._describe_future())
+            for note in notes:
+                failures.add_note(raised, note)
+            if not failures.notes_are_shown():
+                sink.note("\n".join([*ends, *notes]))
+            raise raised
+        return [unpack_value(call.results[rank]) for rank in sending]
 
-    def _stop_call(self, sink: Sink, error: BaseException, name: str) -> None:
+    def _stop_call(self, call: Call, sink: Sink, error: BaseException) -> None:
         """End the call on all ranks, after an interrupt or because its output cannot be shown."""
-        workers = self._workers
-        call = workers.current
-        if call is None or call.owner != threading.get_ident() or isinstance(error, SessionError):
+        if isinstance(error, SessionError):
             return
         if not isinstance(error, KeyboardInterrupt):
             sink = TextSink("none")  # the sink of the call failed
         with interrupts.delay_interrupt():
-            workers.bring_back(call, sink)
-            for note in self._finish_call(call, sink):
+            self._workers.bring_back(call, sink)
+            for note in self._workers.finish(call, sink):
                 sink.note(note)
             sink.close()
         if isinstance(error, KeyboardInterrupt):
-            raise KeyboardInterrupt(f"{name}: stopped on all ranks, {workers.describe_future()}") from None
+            text = f"{call.name}: stopped on all ranks, {self._describe_future()}"
+            raise KeyboardInterrupt(text) from None
 
-    def _finish_call(self, call: Call, sink: Sink) -> list[str]:
-        """Make the session ready for the next call, and return notes about this for the user."""
+    def _describe_future(self) -> str:
+        """Return a clause that says whether there will be another call, for whoever stopped one."""
         workers = self._workers
-        workers.calls += 1
-        needs_new_group = workers.needs_new_group(call)
-        workers.end(call)
-        if workers.dead:
-            return ["session.restart() starts new workers, without their variables"]
-        if not needs_new_group:
-            return []
-        try:
-            workers.renew_group(sink)
-        except SessionError as error:
-            return [str(error)]
-        return [_NEW_GROUP_NOTE] if call.failures else []
-
-    def _build_error(self, call: Call, more: list[str], sink: Sink) -> BaseException:
-        """Return the exception of the rank that failed first, with one note for each other rank."""
-        own = self._workers.find_own(call)
-        if not own and call.was_interrupted:
-            notes = [self._workers.describe_stopped(failure) for failure in call.failures.values()]
-            error: BaseException = RunStoppedError(
-                f"{call.name} was stopped, {self._workers.describe_future()}"
-            )
-        else:
-            cause = failures.find_first(list((own or call.failures).values()))
-            error = failures.make_error(cause)
-            after = call.start.measure(cause)
-            notes = (
-                [f"{name_process(cause.rank, cause.pid, cause.node)} raised this after {after:.1f} s"]
-                if cause.error
-                else []
-            )
-            for rank in sorted(call.failures.keys() - {cause.rank}):
-                stopped = self._workers.describe_stopped(call.failures[rank]) if rank not in own else ""
-                notes.append(stopped or failures.describe_failure(call.failures[rank], cause))
-        for note in [*notes, *more]:
-            failures.add_note(error, note)
-        if not failures.notes_are_shown():
-            sink.note("\n".join([*notes, *more]))
-        return error
+        if not workers.problem:
+            return "the session goes on"
+        with_it = ", ".join(f"rank {rank}" for rank in sorted(workers.dead)) or "the process group"
+        return f"and {with_it} with it: session.restart() starts new workers"
 
     # -- stop, restart, close
 
@@ -371,9 +329,8 @@ class Session:
         """
         check_owner(self._pid, "session", SessionError)
         check_seconds(grace=grace)
-        call = None if self.is_over else self._workers.current
-        if call is not None:
-            call.stop(grace)
+        if not self.is_over and (call := self._workers.call) is not None:
+            call.control.stop(grace)
 
     def restart(self) -> None:
         """End all workers and start new ones. The variables of the workers are lost.
@@ -425,36 +382,34 @@ class Session:
         workers = self._workers
         if workers.is_over:
             return "closed"
-        if workers.dead or workers.broken:
+        if workers.problem:
             return "dead"
-        return "busy" if workers.current is not None else "idle"
+        return "busy" if workers.call is not None else "idle"
 
     @property
     def calls(self) -> int:
         """Number of calls since the workers were started."""
-        return max(0, self._workers.calls - 1)  # the first call joins the workers and does not count
+        return self._workers.calls
 
     def lines(self, rank: int | None = None) -> list[str]:
-        """Return the last lines of output, also those that came between calls.
+        """Return the last lines of output, also those that came between calls, which the next call shows.
 
         Args:
             rank: whose lines; None is all ranks.
         """
-        return self._workers.lines(rank)
+        return self._workers.record.lines(rank)
 
     def __repr__(self) -> str:
         status, workers = self.status, self._workers
         kind = "process" if self.num_processes == 1 else "processes"
         words = [f"{self.num_processes} {kind}: {status}"]
-        if status == "busy" and (call := workers.current) is not None:
-            words = [f"{words[0]} with {call.name} for {format_duration(call.seconds)}"]
+        if status == "busy" and (call := workers.call) is not None:
+            words[0] += f" with {call.name} for {format_duration(call.start.seconds)}"
         if status == "dead":
-            words += [workers.broken] if workers.broken else []
-            words += workers.describe_ends()
-            words.append("restart() starts new workers")
+            words += [workers.problem, "restart() starts new workers"]
         if status in ("idle", "busy"):
             words.append(f"{self.calls} {'call' if self.calls == 1 else 'calls'} so far")
-            words += [f"pids {', '.join(map(str, self.pids))}"]
+            words.append(f"pids {', '.join(map(str, self.pids))}")
         return f"<Session of {', '.join(words)}>"
 
     def _check_usable(self) -> None:
@@ -463,18 +418,16 @@ class Session:
         check_owner(self._pid, "session", SessionError)
         if workers.is_over:
             raise SessionError("the session is closed: make a new one")
-        if causes := workers.broken or "; ".join(workers.describe_ends()):
-            raise SessionError(f"{causes}. session.restart() starts new workers, without their variables")
+        if workers.problem:
+            raise SessionError(f"{workers.problem}. {RESTART}")
 
     def _resolve_ranks(self, ranks: Ranks) -> list[int]:
         """Return the ranks that the user asks for, sorted."""
         __tracebackhide__ = True
         everyone = range(self.num_processes)
-        if isinstance(ranks, str):
-            chosen: Iterable[Any] = everyone if ranks == "all" else [ranks]
-        else:
-            chosen = ranks if isinstance(ranks, Iterable) else [ranks]
-        found = list(chosen)
+        if isinstance(ranks, str) and ranks == "all":
+            return list(everyone)
+        found = list(ranks) if isinstance(ranks, Iterable) else [ranks]
         if not found or not all(type(rank) is int and rank in everyone for rank in found):
             raise ValueError(f"ranks={ranks!r}: the ranks of this session are 0 to {self.num_processes - 1}")
         return sorted(set(found))
@@ -489,6 +442,42 @@ def current_session() -> Session | None:
 def _close_all(held: list[Workers]) -> None:
     for workers in held:
         workers.close()
+
+
+def resolve_options(
+    options: Mapping[str, Any], environment: Mapping[str, str], config: Source | None
+) -> dict[str, Any]:
+    """Return the options of a session, `environment` among them.
+
+    Args:
+        options: of the call, by the names that they have in `notebook_launcher`.
+        environment: variables of the workers, of the call.
+        config: supplies the options that the call leaves at their defaults; what is no option of a session reaches the
+            workers as a variable, where it has one.
+
+    Raises:
+        ConfigError: the config is wrong.
+        ValueError: only SLURM's sessions have several nodes.
+    """
+    __tracebackhide__ = True
+    found = {**options, "environment": environment}
+    if config is not None:
+        from ..config import launch as by_config
+
+        defaults = arguments.defaults()
+        given = {name: value for name, value in options.items() if value != defaults[name]}
+        read = by_config.arguments_beside(by_config.find_config(config), given)
+        found |= {name: value for name, value in read.values.items() if name in options}
+        found["environment"] = {**arguments.variables(read.values), **read.environment, **environment}
+    engine = found["engine"]
+    if found["num_nodes"] != 1 and not found["slurm"] and getattr(engine, "name", engine) != "slurm":
+        raise ValueError(f"Session: num_nodes={found['num_nodes']!r}: it is for engine='slurm'")
+    if found["num_processes"] is None and engine == "auto" and not (found["hosts"] or found["slurm"]):
+        variables = found["environment"]
+        use_cpu = environ.flag_in(variables, "ACCELERATE_USE_CPU")
+        if devices.best(use_cpu, environment=variables) is devices.CPU:
+            found["num_processes"] = _CPU_PROCESSES
+    return found
 
 
 def _is_name(name: Any) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import dis
 import os
 import queue
 import signal
@@ -14,8 +13,10 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
+
+import psutil
 
 from .. import detect, notices, runtime
 from ..comm import torch_dist
@@ -29,44 +30,19 @@ from ..events import (
     LeaveOrder,
     Order,
     Phase,
-    ReleaseOrder,
     Result,
-    StackOrder,
 )
-from ..interrupts import interrupt_thread
 from ..launch.transfer import cell_sources, failures
 from ..launch.transfer.pickling import unpack
 from ..launch.transfer.unpicklable import pack_value
-from ..launch.worker.order_listener import OrderListener, report_stack
-from ..launch.worker.stacks import StackWatch
+from ..launch.worker.order_listener import OrderListener
 from ..stopping import StopPoint
 from ..stream import capture, displays
 from ..stream.emit import Emitter
 from ..takeover import finder
-from . import cells, connections
+from . import cells
 
 MAIN: Final = "__main__"
-_ARRIVED: Final = "_notebook_accel_arrived"  # no variable of a user has this name
-
-
-class _MainModule(types.ModuleType):
-    """`__main__` of a worker. Its variables are those of cells that ran here.
-
-    Attributes:
-        _notebook_accel_arrived: what came from the notebook, by its name and while it is used: for pickles.
-    """
-
-    __slots__ = (_ARRIVED,)
-
-    def __init__(self) -> None:
-        super().__init__(MAIN)
-        self._notebook_accel_arrived: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
-
-    def __getattr__(self, name: str) -> Any:
-        found = self._notebook_accel_arrived.get(name) if name != _ARRIVED else None
-        if found is not None:
-            return found
-        raise AttributeError(f"module {MAIN!r} has no attribute {name!r}")
 
 
 class Service:
@@ -75,57 +51,51 @@ class Service:
     Code of the session finds its variables in a module `__main__` of the worker's own, however the worker was started.
 
     Args:
-        emitter: sends events to the notebook.
+        events: the worker's event socket.
+        emitter: sends events on it.
         output: of this worker.
         stop_point: where ranks agree to stop.
     """
 
-    def __init__(self, emitter: Emitter, output: capture.Capture, stop_point: StopPoint) -> None:
+    def __init__(
+        self, events: socket.socket, emitter: Emitter, output: capture.Capture, stop_point: StopPoint
+    ) -> None:
         self._emitter = emitter
         self._output = output
         self._stop_point = stop_point
         self._orders: queue.SimpleQueue[CallOrder | LeaveOrder] = queue.SimpleQueue()
         self._main = threading.get_ident()
-        self._stacks = StackWatch(self._main)
         self._current: int | None = None
-        self._began_ns = 0
         self._interrupted = 0
-        self._keeps_accelerate = False
-        self._module = _MainModule()
-        self._module.__dict__["__builtins__"] = builtins
+        self._arrived: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+        self._module = types.ModuleType(MAIN)  # its variables are those of cells that ran here
+        vars(self._module).update(__builtins__=builtins, __getattr__=self._find_arrived)
+        self._listener = OrderListener(events, emitter, stop_point, self._obey, output.write_out)
 
-    def obey(self, order: Order) -> None:
-        """Carry out an order, in the thread that receives them.
-
-        Args:
-            order: for this rank.
-        """
+    def _obey(self, order: Order) -> None:
+        """Carry out an order, in the thread that receives them."""
         if isinstance(order, (CallOrder, LeaveOrder)):
             self._orders.put(order)
-        elif isinstance(order, InterruptOrder):
+        else:
+            assert isinstance(order, InterruptOrder), f"nobody obeys {order}"
             self._interrupted = order.call
             if self._current == order.call:
-                interrupt_thread(self._main)
-        elif isinstance(order, ReleaseOrder):
-            if self._current == order.call:
-                connections.close_connections_to(order.pids, order.addresses)
-                interrupt_thread(self._main)
-        elif isinstance(order, StackOrder):
-            if self._current == order.call:
-                emitter = self._emitter
-                emitter.emit(
-                    report_stack(self._stacks, emitter.rank, emitter.now(), order.call, self._began_ns)
-                )
-        else:
-            raise AssertionError(f"nobody obeys {order}")
+                if order.pids:
+                    close_connections_to(order.pids, order.addresses)
+                signal.pthread_kill(self._main, signal.SIGINT)
+
+    def _find_arrived(self, name: str) -> Any:
+        """Return what came from the notebook and is in use: pickles look for it by its name."""
+        found = self._arrived.get(name)
+        if found is None:
+            raise AttributeError(f"module {MAIN!r} has no attribute {name!r}")
+        return found
 
     def work(self) -> None:
         """Make calls until the session ends."""
         __tracebackhide__ = True
-        cells.ensure_display()
         emitter = self._emitter
         emitter.emit(Phase(rank=emitter.rank, time=emitter.now(), name="running"))
-        signal.signal(signal.SIGINT, self._on_interrupt)
         while isinstance(order := self._orders.get(), CallOrder):
             self._make_call(order)
 
@@ -139,80 +109,67 @@ class Service:
         self._stop_point.reset()
         self._output.restore()
         outcome: Result | Failure
+        before = _count_collectives() or {}
         try:
-            self._began_ns = time.time_ns()
+            self._listener.began_ns = time.time_ns()
             self._current = order.call
             outcome = self._run_call(order)
             self._current = None
         except BaseException as error:
             self._current = None  # from here on interrupts are ignored
             outcome = failures.make_failure(emitter, _replace_exit(error, emitter.rank))
-        self._current = None
         with contextlib.suppress(Exception):
             displays.flush_figures()
         self._output.push()
-        current = runtime.current()
+        begun = _count_collectives()
+        if begun is not None:
+            begun = {name: count - before.get(name, 0) for name, count in begun.items()}
+            begun = {name: count for name, count in begun.items() if count}
         emitter.emit(
             CallEnd(
-                rank=emitter.rank,
-                time=emitter.now(),
-                call=order.call,
-                outcome=outcome,
-                positions=torch_dist.count_collectives(None if current is None else current.comm),
+                rank=emitter.rank, time=emitter.now(), call=order.call, outcome=outcome, collectives=begun
             )
         )
 
     def _run_call(self, order: CallOrder) -> Result:
         __tracebackhide__ = True
         cell_sources.install(order.sources)
-        if order.as_accelerate:
-            self._take_over()
+        if order.as_accelerate and not finder.is_installed():  # asked for since the worker started
+            try:
+                finder.take_over_accelerate()
+            except RuntimeError:
+                notices.tell(
+                    "this worker had imported accelerate before take_over_accelerate() was called, and keeps it: "
+                    "`%session restart` or session.restart() starts workers that take over"
+                )
         if self._interrupted >= order.call:
             raise KeyboardInterrupt
-        signal.signal(signal.SIGINT, self._on_interrupt)  # the last call may have replaced it
-        sys.modules[MAIN] = types.ModuleType(
-            MAIN
-        )  # classes of the notebook are not to be taken for the worker's
+        signal.signal(signal.SIGINT, self._on_interrupt)  # which the last call may have replaced
+        # the notebook's classes are not to be taken for the worker's
+        sys.modules[MAIN] = types.ModuleType(MAIN)
         try:
             function, args, kwargs, names = unpack(order.work, list(order.buffers))
         finally:
             sys.modules[MAIN] = self._module
-        self._module._notebook_accel_arrived.update(names)
-        with _share_globals(function, self._module.__dict__):
+        self._arrived.update(names)
+        with _share_globals(function, vars(self._module)):
             value = function(*args, **kwargs)
         displays.flush_figures()
         pickled = pack_value(value if order.sends_value else None)
         emitter = self._emitter
         return Result(rank=emitter.rank, time=emitter.now(), value=pickled.data, buffers=pickled.buffers)
 
-    def _take_over(self) -> None:
-        """Do what a cell did in the notebook, maybe after the session had started; say once where it is too late."""
-        if finder.is_installed() or self._keeps_accelerate:
-            return
-        try:
-            finder.take_over_accelerate()
-        except RuntimeError:
-            self._keeps_accelerate = True
-            place = getattr(sys.modules.get("accelerate"), "__file__", None)
-            notices.tell(
-                f"this worker had imported accelerate from {place} before take_over_accelerate() was called, and keeps "
-                "it: `%session restart` or session.restart() starts workers that take over"
-            )
-
 
 def serve(events: socket.socket, emitter: Emitter, output: capture.Capture, stop_point: StopPoint) -> None:
-    """Receive orders and make the calls among them, until the session ends.
-
-    Args:
-        events: the worker's event socket.
-        emitter: sends events on it.
-        output: of this worker.
-        stop_point: where ranks agree to stop.
-    """
+    """Receive orders and make the calls among them, until the session ends; the arguments are those of `Service`."""
     __tracebackhide__ = True
-    service = Service(emitter, output, stop_point)
-    OrderListener(events, emitter, stop_point, service.obey, output.write_out)
-    service.work()
+    Service(events, emitter, output, stop_point).work()
+
+
+def _count_collectives() -> dict[str, int] | None:
+    """Return how many collectives each process group has begun; None where this rank has left its group."""
+    current = runtime.current()
+    return torch_dist.count_collectives(None if current is None else current.comm)
 
 
 def _replace_exit(error: BaseException, rank: int) -> BaseException:
@@ -240,33 +197,22 @@ def _share_globals(function: Any, namespace: dict[str, Any]) -> Iterator[None]:
     scope = target.__globals__
     for name, value in namespace.items():
         scope.setdefault(name, value)
+    before = dict(scope)
     try:
         yield
     finally:
-        for name in _find_assigned(target.__code__):
-            if name in scope:
-                namespace[name] = scope[name]
-
-
-def _find_assigned(code: types.CodeType) -> set[str]:
-    """Return the globals that code, and the functions inside it, assign to."""
-    names = {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_GLOBAL"}
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _find_assigned(constant)
-    return names
+        namespace |= {name: value for name, value in scope.items() if before.get(name, before) is not value}
 
 
 # -- functions that a session itself calls
 
 
-def join() -> int:
-    """Open the process group; return this process's id."""
-    installed = detect.ensure()
-    if isinstance(installed.comm, torch_dist.TorchComm):
-        installed.comm.owned = False  # code that closes its group would close the session's
-    _spare_gathers()
-    return os.getpid()
+def join() -> None:
+    """Open the process group."""
+    comm = detect.ensure().comm
+    if isinstance(comm, torch_dist.TorchComm):
+        comm.owned = False  # code that closes its group would close the session's
+        comm.connect_soon()  # a gather of different shapes is an error in the cell, not the end of the session
 
 
 def open_store() -> int:
@@ -287,16 +233,48 @@ def renew(port: int, pids: list[int], addresses: Sequence[str]) -> None:
         pids: process ids of all ranks.
         addresses: of the machines that they are on; empty where they are all on one.
     """
-    connections.close_connections_to(pids, addresses)
+    close_connections_to(pids, addresses, port)  # other ranks may have connected to the new store already
     detect.renew(port)
-    _spare_gathers()
+    join()
 
 
-def _spare_gathers() -> None:
-    """Let a gather of different shapes be an error in the cell, not the end of the session."""
-    comm = detect.ensure().comm
-    if isinstance(comm, torch_dist.TorchComm):
-        comm.connect_soon()
+def close_connections_to(
+    pids: Collection[int], addresses: Collection[str] = (), new_port: int | None = None
+) -> None:
+    """Shut this process's connections to others, and abort its groups of other backends than gloo.
+
+    This ends the wait of a thread for other ranks, which no signal ends. Aborting gloo's groups (torch 2.13) does not:
+    but once its connection is shut a collective raises, here and on the rank at the other end.
+
+    Args:
+        pids: process ids of the others.
+        addresses: of their machines, where they are on several: then all connections to these are shut, but those to
+            the store where the ranks meet.
+        new_port: of the store where they will meet next; None where there is none.
+    """
+    torch_dist.abort_groups()
+    current = runtime.current()
+    if current is not None and isinstance(current.comm, torch_dist.TorchComm):
+        current.comm.shut_down_sockets()
+    theirs = {(found.laddr.port, found.raddr.port) for pid in pids for found in _list_connections(pid)}
+    stores = {get("MASTER_PORT"), str(new_port)}
+    for found in _list_connections(os.getpid()):
+        here, there = found.laddr.port, found.raddr.port
+        is_to_rank = len(addresses) > 1 and found.raddr.ip.removeprefix("::ffff:") in addresses
+        is_to_rank = is_to_rank and stores.isdisjoint((str(here), str(there)))
+        if found.fd >= 0 and (is_to_rank or (there, here) in theirs):
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(found.fd)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _list_connections(pid: int) -> list[Any]:
+    """Return the TCP connections of a process; none where it has ended."""
+    try:
+        process = psutil.Process(pid)
+        found = process.net_connections if hasattr(process, "net_connections") else process.connections
+        return [connection for connection in found("tcp") if connection.raddr]
+    except (psutil.Error, OSError):
+        return []
 
 
 def push(values: Mapping[str, Any]) -> None:

@@ -13,7 +13,14 @@ import torch
 
 from .. import checkpointing, gradients
 from ..comm.base import Comm
-from ..compilation import TorchDynamoPlugin, compile_like, compile_model, find_original, is_compiled_module
+from ..compilation import (
+    TorchDynamoPlugin,
+    compile_like,
+    compile_model,
+    find_original,
+    is_compiled_module,
+    plain_name,
+)
 from ..handlers import DistributedDataParallelKwargs
 from ..precision import Precision, restore_forward
 from ..runtime import Runtime
@@ -285,8 +292,8 @@ class Strategy(ABC):
     def state_dict(self, model: torch.nn.Module) -> dict[str, Any]:
         """Return the whole state of the user's model, under its own names, on all ranks that write it."""
         state: dict[str, Any] = unwrap(model, keep_torch_compile=False).state_dict()
-        for name in [name for name in state if "_orig_mod." in name]:  # of parts that the user compiled
-            state[name.replace("_orig_mod.", "")] = state.pop(name)
+        for name in [name for name in state if "_orig_mod" in name]:  # in place: the dict has metadata too
+            state[plain_name(name)] = state.pop(name)
         return state
 
 

@@ -17,7 +17,7 @@ from ..checkpointing.parts import CollectiveFolder, Parts
 from ..combinations import refuse
 from ..comm import torch_dist
 from ..comm.base import Comm
-from ..compilation import TorchDynamoPlugin, compile_model
+from ..compilation import TorchDynamoPlugin, compile_model, plain_name
 from ..dtensors import is_sharded, shard_like, to_full
 from ..fsdp import FullyShardedDataParallelPlugin, enable_fsdp_ram_efficient_loading
 from ..parallelism import ParallelismConfig
@@ -316,7 +316,7 @@ class FullySharded(SingleDevice):
         if not self.saves_collectively:
             return self.state_dict(model)
         state: dict[str, Any] = unwrap(model, keep_torch_compile=False).state_dict()
-        return {_plain_name(name): value for name, value in state.items()}
+        return {plain_name(name): value for name, value in state.items()}
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         state: dict[str, Any] = optimizer.state_dict()
@@ -384,8 +384,4 @@ def _whole(state: dict[str, Any], keeps: bool) -> dict[str, Any]:
             del full
     if not keeps:
         return {}
-    return {_plain_name(name): made.get(id(value), value) for name, value in state.items()}
-
-
-def _plain_name(name: str) -> str:
-    return name.replace("_orig_mod.", "")  # of parts that the user compiled
+    return {plain_name(name): made.get(id(value), value) for name, value in state.items()}

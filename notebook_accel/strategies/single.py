@@ -72,15 +72,17 @@ class SingleDevice(Strategy):
 
 def _move(model: torch.nn.Module, device: torch.device) -> None:
     """Move the model; where torch makes new parameters for it, those that layers shared are shared again."""
-    names = dict(model.named_parameters(remove_duplicate=False))
+    owned = [
+        (module, name, old)
+        for module in model.modules()
+        for name, old in module.named_parameters(recurse=False, remove_duplicate=False)
+    ]
     model.to(device)
     kept: dict[torch.nn.Parameter, torch.nn.Parameter] = {}
-    for name, old in names.items():
-        owner, _, own_name = name.rpartition(".")
-        module = model.get_submodule(owner)
-        new = getattr(module, own_name)
+    for module, name, old in owned:
+        new = getattr(module, name)
         if kept.setdefault(old, new) is not new:
-            setattr(module, own_name, kept[old])
+            setattr(module, name, kept[old])
 
 
 def _switch_parameters(optimizer: torch.optim.Optimizer, renewed: WeakTensorKeyDictionary) -> None:

@@ -14,42 +14,38 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final, TextIO
 
-from ..events import Stream
 from . import bars, displays
 from .emit import Emitter
-from .pump import Pump
 from .readable import count_unread_bytes
 from .wire import PipeEnd
 
-_PUSH_SECONDS = 0.2
 _READ_SECONDS = 2.0  # that a worker waits at most for a notebook that stands still
-_LAST_SECONDS = 10.0
 _DESCRIPTORS: Final[Mapping[str, int]] = {"stdout": 1, "stderr": 2}
 
 
 class Capture:
-    """Replaces this worker's output: descriptors 1 and 2 become ends of pipes, or of pumps where there are no pipes.
+    """Replaces this worker's output: descriptors 1 and 2 become ends of pipes.
 
     A forked worker has to make it first of all. The streams of a notebook kernel have locks, and other threads of the
     kernel may have held these at the fork.
 
     Args:
-        stdout: the writing end of the notebook's pipe; None for a pump.
+        stdout: the writing end of the notebook's pipe.
         stderr: likewise.
-        emitter: sends displays, bars, and the output of pumps.
+        emitter: sends displays and bars.
     """
 
-    def __init__(self, stdout: PipeEnd | None, stderr: PipeEnd | None, emitter: Emitter) -> None:
+    def __init__(self, stdout: PipeEnd, stderr: PipeEnd, emitter: Emitter) -> None:
         self._emitter = emitter
-        self._pumps: list[Pump] = []
-        self._connect("stdout", 1, stdout)
-        self._connect("stderr", 2, stderr)
+        for fd, end in ((1, stdout), (2, stderr)):
+            os.dup2(end.fileno(), fd)
+            end.close()
         self._streams = {"stdout": _text_stream(1), "stderr": _text_stream(2)}
         _replace_streams(self._streams["stdout"], self._streams["stderr"])
 
     def install(self) -> None:
         """Send displays, figures and tqdm's bars as events; make `input` fail with a reason."""
-        displays.install(self._emitter, self.flush)
+        displays.install(self._emitter, flush_pipes)
         bars.install(self._emitter)
         builtins.input = getpass.getpass = _no_input
 
@@ -62,18 +58,6 @@ class Capture:
                 if _is_lost(getattr(sys, place, None)):
                     setattr(sys, place, self._streams[name])
 
-    def flush(self) -> None:
-        """Write out Python's buffers, and wait until the notebook has read everything, up to 2 s.
-
-        Pumps send on the connection of the events that follow, which could not overtake them if the notebook were slow:
-        what they still have to read is waited for longer.
-        """
-        _flush_python()
-        for pump in self._pumps:
-            pump.drain(_LAST_SECONDS)
-        if not self._pumps:
-            _wait_until_read(1, 2)
-
     def write_out(self) -> None:
         """Write out Python's buffers, in any thread: they keep a line that has not ended, and a kill would lose it."""
         write_out(*self._streams.values())
@@ -82,23 +66,11 @@ class Capture:
         """Write out the buffers of Python and of C's stdio, without waiting for the notebook."""
         _flush_python()
         _flush_c()
-        for pump in self._pumps:
-            pump.drain(_PUSH_SECONDS)
 
     def close(self) -> None:
         """Show open figures and write out the buffers of Python and of C's stdio: the worker's last act."""
         displays.flush_figures()
-        _flush_python()
-        _flush_c()
-        for pump in self._pumps:
-            pump.drain(_LAST_SECONDS)
-
-    def _connect(self, stream: Stream, fd: int, end: PipeEnd | None) -> None:
-        if end is None:
-            self._pumps.append(Pump(self._emitter, stream, fd))
-        else:
-            os.dup2(end.fileno(), fd)
-            end.close()
+        self.push()
 
 
 def _replace_streams(new_out: TextIO, new_err: TextIO) -> None:
@@ -140,7 +112,7 @@ def _flush_python() -> None:
 
 def _flush_c() -> None:
     with contextlib.suppress(Exception):
-        ctypes.CDLL("ucrtbase" if sys.platform == "win32" else None).fflush(None)
+        ctypes.CDLL(None).fflush(None)
 
 
 def _wait_until_read(*fds: int) -> None:

@@ -16,11 +16,16 @@ from .emit import Emitter
 _WIDGET_VIEW: Final = "application/vnd.jupyter.widget-view+json"
 
 
-def install(emitter: Emitter, flush: Callable[[], None]) -> None:
-    """Make IPython in this worker publish through the emitter.
+def prepare() -> None:
+    """Make the shell that fresh workers have, if IPython was imported: forks of this process need not make it."""
+    if "IPython" in sys.modules:
+        _make_shell()
 
-    In a forked worker the kernel's shell exists, and gets another publisher. In a new process a small shell is made if
-    IPython was imported.
+
+def install(emitter: Emitter, flush: Callable[[], None]) -> None:
+    """Make IPython in this worker publish through the emitter, if it was imported.
+
+    In a fork of the kernel its shell gets another publisher. A fresh worker has a small shell.
 
     Args:
         emitter: sends the events.
@@ -31,12 +36,12 @@ def install(emitter: Emitter, flush: Callable[[], None]) -> None:
     from IPython.core.interactiveshell import InteractiveShell
 
     publisher = _publisher(emitter, flush)
-    if InteractiveShell.initialized():
-        shell = InteractiveShell.instance()
+    shell: Any = InteractiveShell.instance() if InteractiveShell.initialized() else _make_shell()
+    if getattr(shell, "is_of_worker", False):
+        shell.display_pub, shell.write_out = publisher, flush
+    else:
         _redirect(shell, publisher, flush)
         _cut_off(shell)
-    else:
-        _worker_shell(publisher, flush)
     _forget_figures()
 
 
@@ -157,13 +162,18 @@ def _leave_out_widgets(data: dict[str, Any]) -> dict[str, Any]:
     return others or data
 
 
-def _worker_shell(publisher: Any, flush: Callable[[], None]) -> None:
-    """Make a shell that formats and publishes displays and shows errors, without history, magics and hooks."""
+def _make_shell() -> Any:
+    """Return a shell that formats and publishes displays and shows errors, without history, magics and hooks.
+
+    It needs a publisher, and what writes out earlier output.
+    """
     from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
     from traitlets.config.configurable import SingletonConfigurable
 
     class WorkerShell(InteractiveShell):
         """The parts of a shell that `display` and matplotlib need."""
+
+        is_of_worker = True
 
         def __init__(self, **kwargs: Any) -> None:
             SingletonConfigurable.__init__(self, **kwargs)
@@ -172,7 +182,6 @@ def _worker_shell(publisher: Any, flush: Callable[[], None]) -> None:
             self.configurables = [self]
             self.events = EventManager(self, available_events)
             self.init_display_formatter()  # type: ignore[no-untyped-call]
-            self.display_pub = publisher
             self.user_ns = {}
 
         def __getattr__(self, name: str) -> Any:
@@ -184,7 +193,8 @@ def _worker_shell(publisher: Any, flush: Callable[[], None]) -> None:
         def showtraceback(self, exc_tuple: Any = None, *args: object, **kwargs: object) -> None:
             """Write the traceback of an error, by default of the one that is handled, to stderr."""
             error = (exc_tuple or sys.exc_info())[1]
-            _write_error("No traceback available to show." if error is None else _format_error(error), flush)
+            text = "No traceback available to show." if error is None else _format_error(error)
+            _write_error(text, self.write_out)
 
         def run_cell(self, raw_cell: str, *args: object, **kwargs: object) -> Any:
             """Run plain code, without magics and history; show its last value, or its error."""
@@ -192,7 +202,7 @@ def _worker_shell(publisher: Any, flush: Callable[[], None]) -> None:
             try:
                 result.result = _run_plain(raw_cell, self.user_ns)
                 if result.result is not None:
-                    publisher.publish(*self.display_formatter.format(result.result))
+                    self.display_pub.publish(*self.display_formatter.format(result.result))
             except Exception as error:
                 result.error_in_exec = error
                 self.showtraceback()
@@ -203,6 +213,7 @@ def _worker_shell(publisher: Any, flush: Callable[[], None]) -> None:
 
     builtins.display = display  # type: ignore[attr-defined]
     builtins.get_ipython = lambda: shell  # type: ignore[attr-defined]
+    return shell
 
 
 def _run_plain(source: str, namespace: dict[str, Any]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import Final
@@ -60,10 +59,6 @@ class Emitter:
             _release_interrupt(masked)
 
     def _send(self, parts: list[memoryview]) -> None:
-        if sys.platform == "win32":
-            for part in parts:
-                self._socket.sendall(part)
-            return
         while parts:
             sent = self._socket.sendmsg(parts[:_IOV_MAX])
             while parts and sent >= parts[0].nbytes:
@@ -74,12 +69,10 @@ class Emitter:
 
 
 def _hold_interrupt() -> bool:
-    if sys.platform == "win32":
-        return False
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     return signal.SIGINT not in before
 
 
 def _release_interrupt(masked: bool) -> None:
-    if masked and sys.platform != "win32":
+    if masked:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..events import Chunk, Event, Lines, Order, Stream, Unfinished
+from ..events import CallEnd, Event, Lines, Order, Unfinished
 from .lines import LineReader
 from .readable import count_unread_bytes
 from .wire import FrameError, FrameReader, PipeEnd, describe_loss, frame
@@ -34,20 +35,20 @@ class _Source:
     """One of our ends of a worker's socket and pipes.
 
     Attributes:
-        lines: read its output, by stream.
-        news: streams with an unfinished line that has changed since it was shown.
-        standing: streams of which an unfinished line is shown.
-        shown: when a line, or an unfinished one, of a stream was shown last, by the monotonic clock.
+        lines: reads its output.
+        has_news: whether its unfinished line has changed since it was shown.
+        is_standing: whether an unfinished line is shown.
+        shown: when a line, or an unfinished one, was shown last, by the monotonic clock; first, when output began.
     """
 
     rank: int
     channel: Channel
     end: End
     frames: FrameReader = field(default_factory=FrameReader)
-    lines: dict[Stream, LineReader] = field(default_factory=dict)
-    news: set[Stream] = field(default_factory=set)
-    standing: set[Stream] = field(default_factory=set)
-    shown: dict[Stream, float] = field(default_factory=dict)
+    lines: LineReader = field(default_factory=LineReader)
+    has_news: bool = False
+    is_standing: bool = False
+    shown: float = math.inf
     outgoing: deque[memoryview] = field(default_factory=deque)
     is_open: bool = True
 
@@ -60,35 +61,29 @@ class _Source:
         """Return how many calls of `receive` take all that is there now, and perhaps an end."""
         if not self.is_open:
             return 0
-        if sys.platform == "win32":  # no other process has these sockets
-            return sys.maxsize
         return count_unread_bytes(self.end.fileno()) // _CHUNK + 1
 
     def take(self, data: bytes) -> list[Event]:
         if self.channel != "events":
-            return self._lines(self.channel, data)
+            return self._read_lines(data)
         try:
-            return self._join_chunks(self.frames.feed(data))
+            return self._check_ranks(self.frames.feed(data))
         except FrameError as error:
-            raise FrameError(str(error), self._join_chunks(error.events)) from error.__cause__
+            raise FrameError(str(error), self._check_ranks(error.events)) from error.__cause__
 
-    def _join_chunks(self, received: Sequence[Event]) -> list[Event]:
+    def _check_ranks(self, received: Sequence[Event]) -> list[Event]:
         events: list[Event] = []
         for event in received:
             if event.rank != self.rank:
                 raise FrameError(f"an event of rank {event.rank} from rank {self.rank}", events)
-            events += self._lines(event.stream, event.data) if isinstance(event, Chunk) else [event]
+            events.append(event)
         return events
 
     def finish(self) -> list[Event]:
-        self.news.clear()
-        events: list[Event] = []
-        for stream, reader in self.lines.items():
-            lines = self._events(stream, reader.close())
-            if stream in self.standing and not lines:  # nothing else would remove it
-                lines = [Unfinished(rank=self.rank, time=time.time(), stream=stream, text="")]
-            events += lines
-        self.standing.clear()
+        events = self._make_lines(self.lines.close())
+        if self.is_standing and not events:  # nothing else would remove it
+            events = [self._make_unfinished("")]
+        self.has_news = self.is_standing = False
         return events
 
     def show_unfinished(self, now: float) -> list[Event]:
@@ -97,38 +92,34 @@ class _Source:
         Args:
             now: by the monotonic clock.
         """
-        events: list[Event] = []
-        for stream in [stream for stream in self.news if now - self.shown[stream] >= _UNFINISHED_SECONDS]:
-            self.news.discard(stream)
-            self.shown[stream] = now
-            reader = self.lines[stream]
-            events += self._events(stream, reader.settle())
-            text = reader.unfinished[:_MAX_UNFINISHED]
-            events.append(Unfinished(rank=self.rank, time=time.time(), stream=stream, text=text))
-            if text.strip():
-                self.standing.add(stream)
-            else:
-                self.standing.discard(stream)
-        return events
+        if not self.has_news or now - self.shown < _UNFINISHED_SECONDS:
+            return []
+        self.has_news = False
+        self.shown = now
+        events = self._make_lines(self.lines.settle())
+        text = self.lines.unfinished[:_MAX_UNFINISHED]
+        self.is_standing = bool(text.strip())
+        return [*events, self._make_unfinished(text)]
 
-    def _lines(self, stream: Stream, data: bytes) -> list[Event]:
-        if stream not in self.lines:
-            self.lines[stream], self.shown[stream] = LineReader(), time.monotonic()
-        reader = self.lines[stream]
-        texts = reader.feed(data)
-        if texts:
-            self.shown[stream] = time.monotonic()
-        if reader.has_more:
-            self.news.add(stream)
-        else:
-            self.news.discard(stream)
-        if not texts and not reader.has_more and stream in self.standing:  # nothing else would remove it
-            self.standing.discard(stream)
-            return [Unfinished(rank=self.rank, time=time.time(), stream=stream, text="")]
-        return self._events(stream, texts)
+    def _read_lines(self, data: bytes) -> list[Event]:
+        texts = self.lines.feed(data)
+        if texts or self.shown == math.inf:
+            self.shown = time.monotonic()
+        self.has_news = self.lines.has_more
+        if not texts and not self.has_news and self.is_standing:  # nothing else would remove it
+            self.is_standing = False
+            return [self._make_unfinished("")]
+        return self._make_lines(texts)
 
-    def _events(self, stream: Stream, texts: list[str]) -> list[Event]:
-        return [Lines(rank=self.rank, time=time.time(), stream=stream, texts=tuple(texts))] if texts else []
+    def _make_lines(self, texts: list[str]) -> list[Event]:
+        if not texts:
+            return []
+        assert self.channel != "events"
+        return [Lines(rank=self.rank, time=time.time(), stream=self.channel, texts=tuple(texts))]
+
+    def _make_unfinished(self, text: str) -> Unfinished:
+        assert self.channel != "events"
+        return Unfinished(rank=self.rank, time=time.time(), stream=self.channel, text=text)
 
 
 class Inbox:
@@ -157,7 +148,7 @@ class Inbox:
         for channel, end in ends.items():
             if isinstance(end, socket.socket):
                 end.setblocking(False)
-            elif sys.platform != "win32":
+            else:
                 os.set_blocking(end.fileno(), False)
             source = _Source(rank=rank, channel=channel, end=end)
             self._selector.register(end, selectors.EVENT_READ, source)
@@ -254,12 +245,13 @@ class Inbox:
         """Wait for events and output, and return them.
 
         Events come before output: a worker that shows a display waits until its earlier output was read. Output that
-        follows other output closely is collected for some milliseconds.
+        follows other output closely is collected for some milliseconds. What was written in a call of a session comes
+        before the end of that call.
 
         Args:
             timeout: seconds to wait at most.
         """
-        if not self._selector.get_map():  # on Windows `select` refuses to wait for nothing
+        if not self._selector.get_map():  # nothing would end the wait
             time.sleep(min(timeout, _EMPTY_SECONDS))
             return []
         self._gather(timeout)
@@ -273,13 +265,16 @@ class Inbox:
         if ready and ready[-1].channel != "events":
             self._output_read = time.monotonic()
         events = [event for source in ready for event in self._read(source)]
+        if ends := [event for event in events if isinstance(event, CallEnd)]:
+            events += [event for end in ends for event in self.drain(end.rank)]
+            events.sort(key=_is_call_end)
         return events + self._show_unfinished() if self._with_news else events
 
     def _show_unfinished(self) -> list[Event]:
         now, events = time.monotonic(), list[Event]()
         for source in list(self._with_news):
             events += source.show_unfinished(now)
-            if not source.news:
+            if not source.has_news:
                 self._with_news.discard(source)
         return events
 
@@ -314,13 +309,11 @@ class Inbox:
         events: list[Event] = []
         for source in self._sources.pop(rank, []):
             for _ in range(source.count_reads()):
-                more = self._read(source)
-                events += more
-                if more is _NOTHING or not source.is_open:
-                    break
+                if source.is_open:
+                    events += self._read(source)
             if source.is_open:
                 events += self._close(source)
-        return events
+        return sorted(events, key=_is_call_end)
 
     def close(self) -> None:
         """Close everything. What was not read is lost."""
@@ -338,12 +331,12 @@ class Inbox:
                 return self._close(source)
             events = source.take(data)
         except BlockingIOError:
-            return _NOTHING
+            return []
         except FrameError as error:
             return [*error.events, *self._close(source), describe_loss(source.rank, error, "it")]
         except OSError:  # the connection was reset, or the worker's machine is down
             return self._close(source)
-        if source.news:
+        if source.has_news:
             self._with_news.add(source)
         return events
 
@@ -357,4 +350,5 @@ class Inbox:
         return source.finish()
 
 
-_NOTHING: list[Event] = []
+def _is_call_end(event: Event) -> bool:
+    return isinstance(event, CallEnd)

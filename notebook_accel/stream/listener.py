@@ -8,13 +8,13 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from ..trust import connecting, proof
+from ..trust import proof
 from ..trust.proof import Challenge
 
 _PURPOSE: Final = "ranks"
 _PROOF_SECONDS: Final = 10.0
 _MAX_PENDING: Final = 256
-"""Connections without a proof, besides one of each rank. Beyond it the oldest one makes room; a rank tries again."""
+"""Connections without a proof, besides one of each rank. Beyond it the oldest one makes room."""
 KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
@@ -30,7 +30,7 @@ def connect(endpoint: tuple[str, int], token: bytes, rank: int, timeout: float) 
     Raises:
         OSError: nobody answers, or somebody who does not know the token.
     """
-    connection, _ = connecting.connect(endpoint, token, _PURPOSE, claim=rank, timeout=timeout)
+    connection, _ = proof.connect(endpoint, token, _PURPOSE, claim=rank, timeout=timeout)
     keep_alive(connection)
     return connection
 

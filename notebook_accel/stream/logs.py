@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,9 +42,8 @@ def open_log(path: Path) -> io.TextIOWrapper:
 
 
 def _open_at_once(name: str, flags: int) -> int:
-    descriptor = os.open(name, flags | getattr(os, "O_NONBLOCK", 0), 0o600)
-    if sys.platform != "win32":
-        os.set_blocking(descriptor, True)
+    descriptor = os.open(name, flags | os.O_NONBLOCK, 0o600)
+    os.set_blocking(descriptor, True)
     return descriptor
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-import sys
 from typing import Protocol
 
 
@@ -26,10 +25,7 @@ def wait_readable(source: int | HasFileno, seconds: float) -> bool:
     Raises:
         OSError, ValueError: the descriptor is closed.
     """
-    kind = getattr(
-        selectors, "PollSelector", selectors.SelectSelector
-    )  # neither opens a descriptor of its own
-    with kind() as selector:
+    with selectors.PollSelector() as selector:  # which opens no descriptor of its own
         selector.register(source, selectors.EVENT_READ)
         return bool(selector.select(seconds))
 
@@ -38,13 +34,9 @@ def count_unread_bytes(fd: int) -> int:
     """Return how many bytes were written to a pipe and not read yet.
 
     Args:
-        fd: the pipe's read end; on POSIX either end.
+        fd: either of the pipe's ends.
     """
-    if sys.platform == "win32":
-        import _winapi
-        import msvcrt
-
-        return int(_winapi.PeekNamedPipe(msvcrt.get_osfhandle(fd), 0)[0])
+    # here: a script may have modules of these names
     import fcntl
     import struct
     import termios

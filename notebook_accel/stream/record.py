@@ -270,15 +270,9 @@ class RunRecord:
         steps, seconds = (last - first for first, last in zip(pulses[0], pulses[-1], strict=True))
         return steps / seconds if steps > 0 and seconds > 0 else None
 
-    def forget_values(self) -> int:
-        """Drop the values of results: the run has them, and pickled they take the same memory again.
-
-        Returns:
-            How many bytes these are.
-        """
-        found = [part for result in self.results.values() for part in (result.value, *result.buffers)]
+    def forget_values(self) -> None:
+        """Drop the values of results: the run has them, and pickled they take the same memory again."""
         self.results = {rank: replace(result, value=b"", buffers=()) for rank, result in self.results.items()}
-        return sum(memoryview(part).nbytes for part in found)
 
     def _metric(self, metric: Metric) -> None:
         rank = metric.rank

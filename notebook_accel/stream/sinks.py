@@ -56,14 +56,6 @@ class Sink(ABC):
         """
         return False
 
-    def follow(self, run: Any) -> None:
-        """Show the same run by another object of it, from its end on: this one alone keeps no value of the run.
-
-        Args:
-            run: takes the place of the one that the sink was made for.
-        """
-        return None
-
 
 def close_sink(sink: Sink) -> None:
     """Close a sink. If that fails, it is told on stderr: a broken view does not make a run fail.

@@ -12,12 +12,10 @@ from ..events import Buffer, Event, Failure, as_bytes
 
 
 class PipeEnd(Protocol):
-    """One end of a `multiprocessing` pipe, whose class depends on the system."""
+    """One end of a `multiprocessing` pipe."""
 
     def fileno(self) -> int: ...
     def close(self) -> None: ...
-    def poll(self, timeout: float = 0.0, /) -> bool: ...
-    def recv_bytes(self) -> bytes: ...
 
 
 GO = b"g"
@@ -47,7 +45,7 @@ class FrameError(ConnectionError):
     """Received bytes are no frames of events: whoever reads them treats the connection as one that has ended.
 
     Nothing after them can be read either. The notebook counts the rank as lost, and says why; a worker hears no more
-    orders, and leaves where it has nothing else to do.
+    orders.
 
     Args:
         reason: what is wrong with them.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
 import struct
 from collections.abc import Iterable
 from typing import Final, NamedTuple
@@ -116,9 +117,9 @@ class Challenge:
         if not hmac.compare_digest(_make_tag(self._key, self._purpose, "answer", said), tag):
             raise ProofError("the other end does not know the key of this run")
         (claim,) = _CLAIM.unpack(content[GREETING_BYTES:])
-        keys = [_make_tag(self._key, self._purpose, name, said) for name in ("to connect", "to listen")]
+        to_connect, to_listen = _make_seals(self._key, self._purpose, said)
         reply = _make_tag(self._key, self._purpose, "reply", said)
-        return Acceptance(claim, reply, Session(outgoing=Seal(keys[0]), incoming=Seal(keys[1])))
+        return Acceptance(claim, reply, Session(outgoing=to_connect, incoming=to_listen))
 
 
 class Answer:
@@ -149,8 +150,57 @@ class Answer:
         """
         if not hmac.compare_digest(_make_tag(self._key, self._purpose, "reply", self._said), bytes(reply)):
             raise ProofError("what listens there does not know the key of this run")
-        keys = [_make_tag(self._key, self._purpose, name, self._said) for name in ("to connect", "to listen")]
-        return Session(outgoing=Seal(keys[1]), incoming=Seal(keys[0]))
+        to_connect, to_listen = _make_seals(self._key, self._purpose, self._said)
+        return Session(outgoing=to_listen, incoming=to_connect)
+
+
+def connect(
+    endpoint: tuple[str, int], key: bytes, purpose: str, *, claim: int = 0, timeout: float
+) -> tuple[socket.socket, Session]:
+    """Connect to a listening socket of the run, and prove both ends.
+
+    Args:
+        endpoint: host and port.
+        key: what both ends know.
+        purpose: what the connection is for.
+        claim: a number that the proof is about, such as a rank.
+        timeout: seconds to wait for each thing that the listening end does.
+
+    Returns:
+        The connection, which has no timeout, and the tags of what follows.
+
+    Raises:
+        OSError: nobody answers, or not in time; ProofError where the other end does not know the key.
+    """
+    connection = socket.create_connection(endpoint, timeout)
+    try:
+        answer = Answer(key, purpose, _read(connection, GREETING_BYTES), claim)
+        connection.sendall(answer.content)
+        session = answer.check(_read(connection, REPLY_BYTES))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        connection.close()
+        raise ProofError(f"what listens at {endpoint[0]}:{endpoint[1]} ends the connection") from None
+    except BaseException:
+        connection.close()
+        raise
+    connection.settimeout(None)
+    return connection, session
+
+
+def _read(connection: socket.socket, size: int) -> bytes:
+    """Return so many bytes; EOFError where the other end has ended the connection."""
+    data = b""
+    while len(data) < size:
+        more = connection.recv(size - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def _make_seals(key: bytes, purpose: str, said: bytes) -> tuple[Seal, Seal]:
+    """Return the tags of what goes to the end that connects, and to the end that listens."""
+    return Seal(_make_tag(key, purpose, "to connect", said)), Seal(_make_tag(key, purpose, "to listen", said))
 
 
 def _make_tag(key: bytes, purpose: str, role: str, content: bytes) -> bytes:

@@ -10,7 +10,6 @@ import hmac
 import os
 import re
 import stat
-import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -131,14 +130,13 @@ def _read_file(path: Path, name: str) -> str:
             content = file.read(_MAX_BYTES)
     except OSError as error:
         raise ValueError(f"{name}={str(path)!r}: the file cannot be read ({error.strerror})") from None
-    if sys.platform != "win32":
-        if _find_open_modes(status):
-            raise ValueError(
-                f"{name}={str(path)!r}: other users may read or write the file (mode "
-                f"{stat.S_IMODE(status.st_mode):03o}): chmod 600 {path}"
-            )
-        if status.st_uid not in (os.geteuid(), 0):
-            raise ValueError(f"{name}={str(path)!r}: the file belongs to another user: use one of your own")
+    if _find_open_modes(status):
+        raise ValueError(
+            f"{name}={str(path)!r}: other users may read or write the file (mode "
+            f"{stat.S_IMODE(status.st_mode):03o}): chmod 600 {path}"
+        )
+    if status.st_uid not in (os.geteuid(), 0):
+        raise ValueError(f"{name}={str(path)!r}: the file belongs to another user: use one of your own")
     try:
         return content.decode().strip()
     except UnicodeDecodeError:
@@ -151,8 +149,6 @@ def _find_open_modes(status: os.stat_result) -> int:
     A file of root that a group of this process may read is not open: so Kubernetes hands a secret to a container with
     an `fsGroup`.
     """
-    if sys.platform == "win32":
-        return 0  # modes say nothing there
     is_handed_over = status.st_uid == 0 and status.st_gid in (os.getegid(), *os.getgroups())
     return status.st_mode & (_OTHERS & ~stat.S_IRGRP if is_handed_over else _OTHERS)
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..accelerator import Accelerator
+from ..compilation import plain_name
 from ..strategies.filling import load_first
 
 
@@ -116,8 +117,7 @@ def fsdp2_canonicalize_names(named_params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _remove_wrappers(name: str) -> str:
-    parts = [part for part in name.split(".") if part != "_checkpoint_wrapped_module"]
-    return ".".join(part for part in parts if part != "_orig_mod")
+    return plain_name(".".join(part for part in name.split(".") if part != "_checkpoint_wrapped_module"))
 
 
 def get_fsdp2_grad_scaler(**kwargs: Any) -> torch.amp.GradScaler:

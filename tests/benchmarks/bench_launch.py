@@ -1,11 +1,11 @@
-"""Launch of two workers from a process that stays as clean as a new kernel: a gather; an optimizer."""
+"""Launch of two workers from a process that stays as clean as a new kernel: nothing, a gather, an optimizer."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.benchmarks.subprocesses import Contender
@@ -17,78 +17,93 @@ OPTIMIZER_ROUNDS = 3
 
 
 def run() -> list[Row]:
-    return gather() + optimizer()
+    """Return rows against Accelerate, which forks; what an optimizer needs is imported by the launch before."""
+    rows = []
+    for ours in ("forked", "fresh"):
+        empty = time_all({"ours": f"{ours}_empty", "accelerate": "accelerate_empty"}, ROUNDS)
+        rows += compare(f"launch of 2 empty workers, {ours}", empty, {"accelerate": 0.35})
+        makers = {"ours": f"{ours}_gather", "accelerate": "accelerate_gather", "two bare forks": "bare_forks"}
+        targets = {"accelerate": 0.45, "two bare forks": 1.3 if ours == "forked" else None}
+        rows += compare(f"launch of 2 workers, one gather, {ours}", time_all(makers, ROUNDS), targets)
+    makers = {"ours": "forked_optimizer", "accelerate": "accelerate_optimizer"}
+    steps = time_all(makers, OPTIMIZER_ROUNDS)
+    return rows + compare("second launch that makes an optimizer", steps, {"accelerate": 0.25})
 
 
-def gather() -> list[Row]:
+def time_all(makers: Mapping[str, str], rounds: int) -> dict[str, list[float]]:
     with contextlib.ExitStack() as stack:
-        makers = {"ours": "ours", "accelerate": "accelerate", "two bare forks": "bare_forks"}
         contenders = {
             name: stack.enter_context(Contender(f"bench_launch:{maker}")) for name, maker in makers.items()
         }
-        seconds = interleave(contenders, rounds=ROUNDS, warmup=2)
-    return compare("launch of 2 workers, one gather", seconds, {"accelerate": 0.5, "two bare forks": 1.3})
+        return interleave(contenders, rounds=rounds, warmup=2)
 
 
-def optimizer() -> list[Row]:
-    """Compare launches after the first one, which imports what an optimizer needs."""
-    with contextlib.ExitStack() as stack:
-        makers = {"ours": "ours_optimizer", "accelerate": "accelerate_optimizer"}
-        contenders = {
-            name: stack.enter_context(Contender(f"bench_launch:{maker}")) for name, maker in makers.items()
-        }
-        seconds = interleave(contenders, rounds=OPTIMIZER_ROUNDS, warmup=1)
-    return compare("second launch that makes an optimizer", seconds, {"accelerate": 0.25})
+def empty(library: Any) -> None:
+    pass
 
 
-def ours() -> Callable[[], float]:
-    import notebook_accel
+def gather(library: Any) -> None:
+    import torch
 
-    return lambda: launch(notebook_accel)
+    accelerator = library.Accelerator()
+    everyone = accelerator.gather(torch.tensor([accelerator.process_index]))
+    assert everyone.tolist() == [0, 1]
 
 
-def ours_optimizer() -> Callable[[], float]:
-    import notebook_accel
+def optimizer(library: Any) -> None:
+    import torch
 
-    return lambda: launch_optimizer(notebook_accel)
+    library.Accelerator()
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+def forked_empty() -> Callable[[], float]:
+    return ours(empty, "fork")
+
+
+def fresh_empty() -> Callable[[], float]:
+    return ours(empty, "fresh")
+
+
+def forked_gather() -> Callable[[], float]:
+    return ours(gather, "fork")
+
+
+def fresh_gather() -> Callable[[], float]:
+    return ours(gather, "fresh")
+
+
+def forked_optimizer() -> Callable[[], float]:
+    return ours(optimizer, "fork")
+
+
+def accelerate_empty() -> Callable[[], float]:
+    return accelerate(empty)
+
+
+def accelerate_gather() -> Callable[[], float]:
+    return accelerate(gather)
 
 
 def accelerate_optimizer() -> Callable[[], float]:
+    return accelerate(optimizer)
+
+
+def ours(work: Callable[[Any], None], start_method: str) -> Callable[[], float]:
+    import notebook_accel
+
+    return lambda: launch(notebook_accel, work, start_method=start_method)
+
+
+def accelerate(work: Callable[[Any], None]) -> Callable[[], float]:
     import accelerate as reference
 
-    return lambda: launch_optimizer(reference)
+    return lambda: launch(reference, work)
 
 
-def accelerate() -> Callable[[], float]:
-    import accelerate as reference
-
-    return lambda: launch(reference)
-
-
-def launch(library: Any) -> float:
-    def work() -> None:
-        import torch
-
-        accelerator = library.Accelerator()
-        everyone = accelerator.gather(torch.tensor([accelerator.process_index]))
-        assert everyone.tolist() == [0, 1]
-
-    return timed(library, work)
-
-
-def launch_optimizer(library: Any) -> float:
-    def work() -> None:
-        import torch
-
-        library.Accelerator()
-        torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-
-    return timed(library, work)
-
-
-def timed(library: Any, work: Callable[[], None]) -> float:
+def launch(library: Any, work: Callable[[Any], None], **options: str) -> float:
     started = time.perf_counter()
-    library.notebook_launcher(work, num_processes=2, use_port=str(free_port()))
+    library.notebook_launcher(work, (library,), num_processes=2, use_port=str(free_port()), **options)
     return time.perf_counter() - started
 
 

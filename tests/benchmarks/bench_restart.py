@@ -33,10 +33,10 @@ def run() -> list[Row]:
         }
         seconds = interleave(contenders, rounds=ROUNDS)
     rows = []
-    for how, name in (("forked", "forked"), ("from a fork server", "fresh")):
-        again = {"ours": seconds[name], "torchrun": seconds["torchrun"], "3 s": [AGAIN_SECONDS] * ROUNDS}
+    for how in ("forked", "fresh"):
+        again = {"ours": seconds[how], "torchrun": seconds["torchrun"], "3 s": [AGAIN_SECONDS] * ROUNDS}
         rows += compare(f"all ranks again after a kill, {how}", again, {"3 s": 1.0, "torchrun": 1.0})
-        noticed = {"ours": seconds[f"noticed_{name}"], "1 s": [NOTICED_SECONDS] * ROUNDS}
+        noticed = {"ours": seconds[f"noticed_{how}"], "1 s": [NOTICED_SECONDS] * ROUNDS}
         rows += compare(f"a killed worker is noticed, {how}", noticed, {"1 s": 1.0})
     return rows
 
@@ -82,7 +82,7 @@ def forked() -> Callable[[], float]:
 
 
 def fresh() -> Callable[[], float]:
-    return lambda: ours("forkserver")[1]
+    return lambda: ours("fresh")[1]
 
 
 def noticed_forked() -> Callable[[], float]:
@@ -90,7 +90,7 @@ def noticed_forked() -> Callable[[], float]:
 
 
 def noticed_fresh() -> Callable[[], float]:
-    return lambda: ours("forkserver")[0]
+    return lambda: ours("fresh")[0]
 
 
 def ours(start_method: str) -> tuple[float, float]:

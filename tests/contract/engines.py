@@ -54,8 +54,8 @@ class Tried:
 ENGINES: Mapping[str, Tried] = {
     "inprocess": Tried(engine="inprocess"),
     **{
-        method: Tried(engine="elastic", arguments={"num_processes": 2, "start_method": method})
-        for method in ("fork", "forkserver", "spawn")
+        method: Tried(engine="local", arguments={"num_processes": 2, "start_method": method})
+        for method in ("fork", "fresh")
     },
     "ray": Tried(
         engine="ray",

@@ -101,6 +101,19 @@ def test_the_environment_is_the_workers(case: Case) -> None:
     assert ast.literal_eval(cell.ok().value) == (("yes", "bf16"), None)
 
 
+def test_the_settings_of_the_notebook_are_the_workers(case: Case) -> None:
+    f = """
+import logging, warnings
+torch.set_default_dtype(torch.float64); logging.getLogger("mine").setLevel(5); warnings.filterwarnings("ignore", "of a")
+def f():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.warn("of a cell")
+    return torch.ones(1).dtype is torch.float64, logging.getLogger("mine").level, len(caught)
+"""
+    undo = "torch.set_default_dtype(torch.float32); del warnings.filters[0]; value"
+    assert ast.literal_eval(case.launch(f, then=undo).ok().value) == (True, 5, 0)
+
+
 def test_the_first_error_is_raised(case: Case) -> None:
     cell = case.launch(
         """

@@ -40,6 +40,13 @@ DIFFERENT: dict[str, tuple[tuple[int, ...], str]] = {
     "objects: compiled by the user": ((2,), "with Accelerate `unwrap_model` leaves the compiled model"),
     "objects: nothing to train": ((2,), "Accelerate wraps a frozen model in DDP, which raises"),
     "objects: own forward": ((1, 2), "Accelerate binds a forward that is set on the instance to the model"),
+    **{
+        f"schedulers: ReduceLROnPlateau, {setting}": (
+            (2,),
+            "Accelerate counts an observation once for each process",
+        )
+        for setting in ("by default", "2 steps", "2 steps, unadjusted")
+    },
     "tools: tracked twice": ((1, 2), "Accelerate leaves the first run open, and has every tracker twice"),
     "tools: tensorboard, odd numbers": (
         (1, 2),

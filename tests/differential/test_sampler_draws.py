@@ -82,8 +82,13 @@ CONFIGS: list[dict[str, Any]] = [
     {"dispatch_batches": True, "split_batches": True},
 ]
 CASES = [
-    *itertools.product(SAMPLERS, CONFIGS, [0]),
-    *itertools.product(SAMPLERS, CONFIGS[1:2], [1]),
+    (name, config, workers)
+    for name, config, workers in (
+        *itertools.product(SAMPLERS, CONFIGS, [0]),
+        *itertools.product(SAMPLERS, CONFIGS[1:2], [1]),
+    )
+    if name != "turned"
+    or "use_seedable_sampler" not in config  # Accelerate replaces it, and its order is lost
 ]
 
 

@@ -10,10 +10,10 @@ from typing import Final
 VARIABLE: Final = "NOTEBOOK_ACCEL_TEST_SYSTEM"
 STARTUP: Final = Path(__file__).parent / "startup"
 SYSTEM: Final = os.environ.get(VARIABLE, "")
-"""`darwin` or `win32`, empty for the one that this is."""
+"""`darwin`, empty for the one that this is."""
 
-if SYSTEM not in ("", "darwin", "win32"):
-    raise ValueError(f"{VARIABLE}={SYSTEM}: darwin and win32 are known")
+if SYSTEM not in ("", "darwin"):
+    raise ValueError(f"{VARIABLE}={SYSTEM}: darwin is known")
 
 
 BELIEVED: Final = SYSTEM or sys.platform

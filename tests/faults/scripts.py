@@ -34,11 +34,11 @@ def wait_until(is_true, what):
 def be_patient():
     # on a busy machine a process may stand still for longer than the package waits for it
     from notebook_accel.launch import leftovers
-    from notebook_accel.launch.supervise import end_watch, hang_watch, stop_agreement, worker_group
+    from notebook_accel.launch.supervise import hang_watch, stop_agreement, worker_group
     from notebook_accel.session import call
-    end_watch._CODE_SECONDS = worker_group._PEER_END_SECONDS = 60.0
+    worker_group._PEER_END_SECONDS = 60.0
     hang_watch._ANSWER_SECONDS = stop_agreement._ANSWER_SECONDS = 60.0
-    leftovers._GONE_SECONDS = call._RELEASE_SECONDS = 60.0
+    leftovers._KILLED_SECONDS = call._RELEASE_SECONDS = 60.0
 """
 
 

@@ -23,7 +23,7 @@ SPEAK = """
 def test_logs_on_a_full_disk(tmp_path: Path) -> None:
     (tmp_path / "disk").mkdir()
     code = """
-    for method in ("fork", "forkserver"):
+    for method in ("fork", "fresh"):
         print(method, notebook_launcher(speak, num_processes=2, start_method=method, returns="all", view="none",
                                         output="none", log_dir="disk/logs"))
     print("files", sorted(os.listdir("disk/logs")))
@@ -31,7 +31,7 @@ def test_logs_on_a_full_disk(tmp_path: Path) -> None:
     print("background", run.result(), len(run.lines()))
     """
     out = run(SPEAK + code, tmp_path, prefix=small_disk(tmp_path / "disk", "size=64k"))
-    assert "fork [0, 1]" in out and "forkserver [0, 1]" in out and "background 0 8000" in out
+    assert "fork [0, 1]" in out and "fresh [0, 1]" in out and "background 0 8000" in out
     assert out.count("is not complete ([Errno 28]") == 3
     assert "files ['rank_" in out, (
         out
@@ -46,8 +46,8 @@ def test_files_may_not_grow(tmp_path: Path) -> None:
     big = torch.ones(1 << 16)
     def total(): return big.sum().item()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-    for method in ("fork", "forkserver", "spawn"):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (80_000, before[1]))
+    for method in ("fork", "fresh"):
         print(method, notebook_launcher(speak, num_processes=2, start_method=method, returns="all", view="none",
                                         output="none", log_dir="logs"))
         try:
@@ -57,10 +57,10 @@ def test_files_may_not_grow(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     """
     out = run(SPEAK + code, tmp_path)
-    for method in ("fork", "forkserver", "spawn"):
+    for method in ("fork", "fresh"):
         assert f"{method} [0, 1]" in out, out
-    assert out.count("is not complete ([Errno 27]") == 3, out
-    assert out.count("big 65536.0") + out.count("refused: ") == 3, out
+    assert out.count("is not complete ([Errno 27]") == 2, out
+    assert out.count("big 65536.0") + out.count("refused: ") == 2, out
     assert out.count("ulimit -f") == out.count("refused: "), out
 
 
@@ -121,9 +121,9 @@ def test_a_config_on_a_full_disk(tmp_path: Path, ending: str) -> None:
     assert f"files ['c.{ending}', 'filling'] True" in out and "Traceback" not in out, out
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "fresh"])
 def test_no_room_for_temporary_files(tmp_path: Path, method: str) -> None:
-    """There is not even a place for a socket: who needs one says so, and the others run."""
+    """There is not even a place for a socket."""
     (tmp_path / "disk").mkdir()
     out = run(
         f"""
@@ -139,8 +139,7 @@ def test_no_room_for_temporary_files(tmp_path: Path, method: str) -> None:
         tmp_path,
         prefix=small_disk(tmp_path / "disk", "nr_inodes=1"),
     )
-    assert "[0, 1]" in out or ("refused:" in out and "No space left on device" in out), out
-    assert ("refused:" in out) == (method == "forkserver"), out
+    assert "[0, 1]" in out, out
 
 
 def test_a_log_that_is_a_pipe_which_nobody_reads(tmp_path: Path) -> None:

@@ -194,7 +194,7 @@ def test_of_a_launch(tmp_path: Path, name: str) -> None:
     out = run(
         ODD
         + f"""
-for method in ("fork", "forkserver"):
+for method in ("fork", "fresh"):
     told({name!r}, lambda name: notebook_launcher(raise_one, (name,), num_processes=2, start_method=method,
                                                   view="none", output="none"))
 """,

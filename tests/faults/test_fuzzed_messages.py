@@ -16,7 +16,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
-from notebook_accel.events import Chunk, Event, Failure, Frame, Lines, Metric, RaisedError
+from notebook_accel.events import Event, Failure, Frame, Lines, Metric, RaisedError
 from notebook_accel.launch.engines.base import Outcome
 from notebook_accel.launch.engines.nodes import messages, outcomes
 from notebook_accel.launch.engines.nodes.dynamic import Backend, _StoredState
@@ -243,7 +243,7 @@ def test_errors_of_other_nodes_can_be_shown(raised: RaisedError) -> None:
 
 SENT: Sequence[Event] = [
     Lines(rank=0, time=1.0, stream="stdout", texts=("a",)),
-    Chunk(rank=0, time=1.0, stream="stdout", data=b"b\n"),
+    Lines(rank=0, time=1.0, stream="stderr", texts=("b",)),
     Metric(rank=0, time=1.0, values={"loss": 0.5}),
 ]
 WHOLE = b"".join(bytes(part) for event in SENT for part in frame(event))

@@ -47,7 +47,7 @@ with Session(2, start_method="fork") as session:
     def check(where):
         assert session.status == "idle", (where, session)
         assert session.run(lambda: 5) == 5, where
-    print(try_each_line([Workers.begin, Workers.show, Workers.end, Core._call, Core._finish_call], work, check) > 20)
+    print(try_each_line([Workers.begin, Workers.show, Workers.finish, Workers._end, Core._call], work, check) > 20)
 """,
         tmp_path,
     )

@@ -59,7 +59,7 @@ def kill_one(seconds, **options):
 """
 
 
-@pytest.mark.parametrize(("method", "times"), [("fork", 12), ("forkserver", 2), ("spawn", 2)])
+@pytest.mark.parametrize(("method", "times"), [("fork", 12), ("fresh", 2)])
 def test_kernels_in_any_phase(tmp_path: Path, method: str, times: int) -> None:
     """All that ranks have started ends too, also where a rank has just returned."""
     code = f"""
@@ -224,39 +224,24 @@ def test_the_cause_while_the_kernel_stood_still(tmp_path: Path) -> None:
     assert "raised WorkerKilledError rank 1 " in output, output
 
 
-def test_a_fork_server_that_was_killed_is_replaced(tmp_path: Path) -> None:
-    """The start of the ranks goes on with another one: a killed server still takes requests while it is taken down."""
+def test_an_agent_that_was_killed_is_replaced(tmp_path: Path) -> None:
     out = run(
         """
-        from multiprocessing import forkserver
-        from notebook_accel import runtime
-
         def tell():
             return int(os.environ["RANK"])
 
-        def kill_at(request, is_taken):
-            requests, own = [], forkserver.connect_to_new_process
-            def connect(fds):
-                requests.append(fds)
-                if len(requests) != request:
-                    return own(fds)
-                server = forkserver._forkserver._forkserver_pid
-                os.kill(server, signal.SIGKILL)
-                os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
-                forkserver.connect_to_new_process = own
-                if is_taken:
-                    return os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)
-                raise ConnectionResetError("its socket is just closed")
-            forkserver.connect_to_new_process = connect
+        def kill():
+            pid = na.runtime.agents()[0].pid
+            os.kill(pid, signal.SIGKILL)
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
-        session = Session(2, start_method="forkserver")
-        kill_at(2, False)
+        session = Session(2, start_method="fresh")
+        kill()
         session.restart()
         print(session.run(tell, returns="all"))
         session.close()
-        runtime.set_fork_server(None)  # as after a launch that broke off: it is asked whether it answers
-        kill_at(1, True)
-        print(notebook_launcher(tell, num_processes=2, start_method="forkserver", returns="all", view="none"))
+        kill()
+        print(notebook_launcher(tell, num_processes=2, start_method="fresh", returns="all", view="none"))
         """,
         tmp_path,
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -62,7 +64,7 @@ CHECK = """
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "fresh"])
 def test_by_a_function(tmp_path: Path, method: str) -> None:
     """A spawned process has no tracker of shared memory of its own: this process's removes it at its end."""
     (tmp_path / "program_of_ranks.py").write_text(PROGRAM)
@@ -87,7 +89,7 @@ def test_by_a_function(tmp_path: Path, method: str) -> None:
             assert end != "returns", error
         else:
             assert end == "returns", end
-        check(end, shares_tracker={method!r} == "spawn")
+        check(end, shares_tracker={method!r} == "fresh")
     """,
         tmp_path,
     )
@@ -201,12 +203,10 @@ def leave():
 
 
 def test_sockets_of_killed_loader_workers(tmp_path: Path) -> None:
-    """Of a launch in this process: data loader workers are processes that send tensors, as this one does."""
-    out = run(
-        """
+    """Of launches in this process, with which they go: data loader workers send tensors, as this process does."""
+    program = """
         import tempfile, torch.multiprocessing
-        tempfile.tempdir = os.path.abspath("temp")
-        os.mkdir("temp")
+        tempfile.tempdir = TEMP
         context = torch.multiprocessing.get_context("fork")
         def send(queue):
             queue.put(torch.ones(1000))
@@ -220,15 +220,16 @@ def test_sockets_of_killed_loader_workers(tmp_path: Path) -> None:
             worker.kill()
             worker.join()
         def list_sockets():
-            return [name for _, _, names in os.walk("temp") for name in names if name.startswith("listener-")]
+            return [name for _, _, names in os.walk(TEMP) for name in names if name.startswith("listener-")]
         sockets = set()
         for _ in range(2):
             notebook_launcher(train, num_processes=1, engine="inprocess")
-        print(len(sockets), list_sockets(), len(os.listdir("temp")))
-        """,
-        tmp_path,
-    )
-    assert out.splitlines()[-1] == "2 [] 1", out
+        print(len(sockets), len(os.listdir(TEMP)))
+        """
+    with tempfile.TemporaryDirectory() as temp:  # its path is shorter than pytest's
+        out = run(program.replace("TEMP", repr(temp)), tmp_path)
+        assert out.splitlines()[-1] == "2 1", out
+        assert not os.listdir(temp)
 
 
 def test_what_has_a_session_of_its_own(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_a_rank_that_the_system_kills_for_its_memory(tmp_path: Path) -> None:
         def value(): return int(os.environ["RANK"])
 
         be_patient()
-        for method in ("fork", "forkserver"):
+        for method in ("fork", "fresh"):
             before = left()
             try:
                 notebook_launcher(train, num_processes=2, start_method=method, view="none")
@@ -46,7 +46,7 @@ def test_a_rank_that_the_system_kills_for_its_memory(tmp_path: Path) -> None:
     with control_group("memory", {"memory.max": 1500 << 20}) as inside:
         out = run(code, tmp_path, prefix=inside)
     lines = out.splitlines()
-    for method in ("fork 1", "forkserver 1"):
+    for method in ("fork 1", "fresh 1"):
         (text,) = [line for line in lines if line.startswith(method)]
         assert "was ended by SIGKILL" in text and "1.46 GiB" in text and "less memory" in text
     assert "left []" in lines and "left True" in lines and "[0, 1]" in lines
@@ -95,7 +95,7 @@ def test_somebody_else_kills_a_rank(tmp_path: Path) -> None:
     assert "SIGKILL: not by the system's out-of-memory killer" in out, out
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "fresh"])
 def test_no_further_process_can_start(tmp_path: Path, method: str) -> None:
     """The limit counts threads too: it is set where the program stands."""
     with control_group("pids", {"pids.max": 2000}) as inside:
@@ -103,7 +103,8 @@ def test_no_further_process_can_start(tmp_path: Path, method: str) -> None:
             f"""
             def value(): return int(os.environ["RANK"])
             options = dict(start_method={method!r}, returns="all", view="none")
-            print(notebook_launcher(value, num_processes=2, **options))
+            for _ in range(2):  # an agent may have a template from the second launch on
+                print(notebook_launcher(value, num_processes=2, **options))
             group = {inside[-1]!r}
             used = int(open(group + "/pids.current").read())
             with open(group + "/pids.max", "w") as file:
@@ -121,12 +122,12 @@ def test_no_further_process_can_start(tmp_path: Path, method: str) -> None:
             prefix=inside,
         )
     lines = out.splitlines()
-    assert [line for line in lines if line == "[0, 1]"] == ["[0, 1]"] * 2, out
+    assert [line for line in lines if line == "[0, 1]"] == ["[0, 1]"] * 3, out
     (refused,) = [line for line in lines if line.startswith("refused:")]
     assert "LaunchError" in refused, out
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "fresh"])
 def test_too_few_descriptors(tmp_path: Path, method: str) -> None:
     out = run(
         f"""
@@ -150,7 +151,7 @@ def test_too_few_descriptors(tmp_path: Path, method: str) -> None:
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, before)
         least = next(free for free in itertools.count(100, 4) if start_with(free))
-        print("least", least < 220)
+        print("least", least < 250)
         for free in (1, 4, 5, 6, 8, 9, 20):
             resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1 + free, before[1]))
             for start in starts:
@@ -204,7 +205,7 @@ def test_no_shared_memory(tmp_path: Path) -> None:
             def __getitem__(self, index): return torch.ones(1 << 20)
         samples = Samples()
         def load(): return len(list(torch.utils.data.DataLoader(samples, num_workers=1)))
-        for method in ("fork", "forkserver", "spawn"):
+        for method in ("fork", "fresh"):
             print(method, notebook_launcher(total, num_processes=2, start_method=method, returns="all", view="none"))
             try:
                 notebook_launcher(load, num_processes=2, start_method=method, view="none")
@@ -216,10 +217,10 @@ def test_no_shared_memory(tmp_path: Path) -> None:
         tmp_path,
         prefix=small_disk("/dev/shm", "size=64k"),
     )
-    for method in ("fork", "forkserver", "spawn", "session"):
+    for method in ("fork", "fresh", "session"):
         assert f"{method} [1048576.0, 1048576.0]" in out, out
     said = [line for line in out.splitlines() if line.startswith("said:")]
-    assert len(said) == 3, out
+    assert len(said) == 2, out
     assert all("No space left on device" in line for line in said), said
 
 

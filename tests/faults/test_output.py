@@ -72,7 +72,7 @@ def test_garbage_of_a_script(tmp_path: Path) -> None:
     assert "whole" in out
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "fresh"])
 def test_a_notebook_without_standard_streams(tmp_path: Path, method: str) -> None:
     """Descriptors 0, 1 and 2 are closed, and the next files that are opened get these numbers."""
     out = run(

@@ -13,7 +13,7 @@ Where the package reads what another process or person wrote, and where stranger
 | orders in workers, sessions and Ray's actors (`FrameReader`) | the notebook | tests/unit/launch/worker |
 | events from hosts, and orders there (`PacketReader`) | the other end, by ssh | tests/unit/launch/engines/remote |
 | output of ranks (`LineReader`), bars, metrics, displays | the worker's own code | here, fuzzed_output |
-| the fork server's socket, shared memory, lifelines | this user: a folder of mode 700, descriptors without a name | |
+| orders to agents, shared memory, lifelines | this user: descriptors without a name | |
 | manifests, indices, weights, files of torch.save | who made the checkpoint | fuzzed_files |
 | configs, DeepSpeed's JSON, notebooks, parameters | who wrote the file | fuzzed_files |
 | variables of the environment, arguments, magics | the user | fuzzed_words |
@@ -312,9 +312,7 @@ def test_an_entry_of_100_mb_is_no_entry() -> None:
 # -- errors and values of nodes
 
 
-@pytest.mark.parametrize(
-    "name", ["/dev/zero", "/dev/stdin", "/proc/kmsg", "/dev/random", "//evil/share/a.py"]
-)
+@pytest.mark.parametrize("name", ["/dev/zero", "/dev/stdin", "/proc/kmsg", "/dev/random"])
 def test_no_device_is_read_to_show_a_line_of_another_node(name: str) -> None:
     frames = [Frame(filename=name, lineno=3, first_lineno=1, name="f", qualname="f")]
     inner = RaisedError(type_name="KeyError", message="a", pickled=None, frames=frames)
@@ -388,7 +386,7 @@ def test_a_rank_whose_connection_holds_other_bytes_is_lost(tmp_path: Path) -> No
                 runtime.reporter()._emitter._socket.sendall(bytes(8))
             time.sleep(60)
 
-        for method in ("fork", "spawn"):
+        for method in ("fork", "fresh"):
             began = time.monotonic()
             try:
                 notebook_launcher(train, num_processes=2, start_method=method, view="none")
@@ -406,7 +404,7 @@ def test_a_rank_whose_connection_holds_other_bytes_is_lost(tmp_path: Path) -> No
         tmp_path,
     )
     why = "rank 1 is lost: what it sends cannot be read (a frame has 0 parts)"
-    assert f"fork {why}" in out and f"spawn {why}" in out and f"session {why}" in out, out
+    assert f"fork {why}" in out and f"fresh {why}" in out and f"session {why}" in out, out
     assert "2 processes: dead" in out and "restarted [0, 1]" in out, out
 
 

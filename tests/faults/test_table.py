@@ -32,7 +32,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_interrupts.py::test_launches",
         "faults/test_interrupts.py::test_a_callback_that_never_ends_can_be_interrupted",
         "faults/test_interrupts.py::test_sessions",
-        "faults/test_kernel_state.py::test_an_interrupt_ends_the_wait_for_a_fork_server",
+        "faults/test_kernel_state.py::test_an_interrupt_ends_the_wait_for_an_agent",
     ),
     "several kernels": ("faults/test_kills.py::test_one_of_two_kernels",),
     "a full disk: under checkpoints, logs, an executed notebook, a config, temporary files": (
@@ -58,13 +58,14 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_limits.py::test_a_script_that_the_system_kills_for_its_memory",
         "faults/test_limits.py::test_somebody_else_kills_a_rank",
     ),
-    "a killed fork server, and what killed processes leave": (
-        "faults/test_kernel_state.py::test_sockets_of_killed_workers_are_removed",
-        "faults/test_kernel_state.py::test_the_socket_of_a_killed_fork_server_is_removed",
-        "faults/test_kernel_state.py::test_a_stopped_fork_server_is_told",
-        "faults/test_kills.py::test_a_fork_server_that_was_killed_is_replaced",
-        "unit/launch/supervise/test_end_watch.py::test_a_process_runs_as_long_as_the_system_says_so",
-        "unit/launch/supervise/test_local_group.py::test_a_fork_server_that_ended_says_why",
+    "a killed or stopped agent, and what killed processes leave": (
+        "faults/test_kernel_state.py::test_sockets_of_killed_workers_go_with_the_notebook",
+        "faults/test_kernel_state.py::test_a_stopped_agent_is_told",
+        "faults/test_kills.py::test_an_agent_that_was_killed_is_replaced",
+        "unit/launch/agent/test_client.py::test_an_agent_that_is_killed_while_it_imports",
+        "unit/launch/agent/test_client.py::test_all_end_with_a_process_that_is_killed",
+        "unit/launch/agent/test_server.py::test_a_killed_template_costs_one_launch",
+        "unit/launch/agent/test_server.py::test_a_module_that_ends_the_process_costs_one_launch",
     ),
     "what ranks have started does not obey, and shared memory that they forget": (
         "faults/test_leftovers.py::test_by_a_function",
@@ -73,7 +74,6 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_leftovers.py::test_what_goes_on_starting_processes",
         "faults/test_leftovers.py::test_what_has_a_session_of_its_own",
         "faults/test_leftovers.py::test_a_daemon_that_does_not_obey",
-        "unit/launch/test_leftovers.py::test_what_cannot_be_listed_ends",
         "unit/launch/test_leftovers.py::test_a_number_that_is_anothers_by_now",
         "faults/test_leftovers.py::test_sockets_of_killed_loader_workers",
     ),
@@ -98,7 +98,9 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_limits.py::test_no_further_process_can_start",
         "faults/test_limits.py::test_no_further_thread_can_start",
         "faults/test_limits.py::test_too_few_descriptors",
-        "faults/test_kernel_state.py::test_a_fork_holds_no_descriptor_of_a_run_also_where_none_is_free",
+        "unit/launch/agent/test_client.py::test_one_that_cannot_start_leaves_nothing",
+        "unit/launch/agent/test_server.py::test_a_worker_that_cannot_start",
+        "faults/test_kernel_state.py::test_forked_workers_hold_no_descriptor_of_other_runs",
         "faults/test_kernel_state.py::test_more_descriptors_than_select_takes",
         "faults/test_kernel_state.py::test_a_kept_error_of_a_start_keeps_nothing_else",
     ),
@@ -142,7 +144,6 @@ TESTED: dict[str, tuple[str, ...]] = {
         "faults/test_kernel_state.py::test_other_code_waits_for_the_workers",
         "faults/test_kernel_state.py::test_a_child_that_writes_for_ever_ends_with_its_worker",
         "faults/test_kernel_state.py::test_a_worker_that_does_not_end_is_left_behind",
-        "faults/test_kernel_state.py::test_a_worker_that_never_reads_what_it_shall_do",
     ),
 }
 

@@ -149,7 +149,7 @@ class Outcomes:
                 run_all,
                 (module, names, str(folder)),
                 num_processes=size,
-                start_method="forkserver",
+                start_method="fresh",
                 environment={"ACCELERATE_USE_CPU": "1"} if self._kind == "cpu" else {},
                 hang_timeout=HANG_SECONDS,
                 on_hang="raise",

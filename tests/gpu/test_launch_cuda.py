@@ -35,7 +35,7 @@ def test_the_device_of_a_used_kernel_is_no_obstacle_and_its_cause_is_named(kerne
         debug_launcher(train)
         """
     ).ok()
-    assert "(from a " in cell.stdout and cell.value == "'0'"
+    assert "(fresh)" in cell.stdout and cell.value == "'0'"
     cell = kernel.run(
         "from notebook_accel.launch.checks import fork_obstacles; print(*fork_obstacles.reasons())"
     ).ok()

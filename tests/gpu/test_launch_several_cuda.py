@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.conftest import Machine
-from tests.notebooks.kernel import ROOT, Kernel, wait_until
+from tests.notebooks.kernel import METHODS, ROOT, Kernel, wait_until
 
 ENDS_WITHIN = 45.0
 PLACES = """
@@ -73,7 +73,7 @@ def test_ranks_start_again_with_a_new_group(shared: Kernel, machine: Machine) ->
     _expect_a_launch(shared, machine)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", METHODS)
 def test_an_interrupt_ends_ranks_that_wait_for_others(shared: Kernel, machine: Machine, method: str) -> None:
     machine.require(2)
     shared.run(
@@ -211,7 +211,7 @@ def test_a_kernel_that_only_asked_for_devices_is_not_forked(
         notebook_launcher(share, num_processes=2, returns="all"), torch.cuda.is_initialized()
         """
     ).ok()
-    assert "(from a " in cell.stdout and cell.value == "([1.0, 2.0], False)"
+    assert "(fresh)" in cell.stdout and cell.value == "([1.0, 2.0], False)"
     if machine.count > 1:
         kernel.run("del os.environ['ACCELERATE_USE_CPU']\n" + PLACES).ok()
         cell = kernel.run("notebook_launcher(place, num_processes=2, returns='all')").ok()

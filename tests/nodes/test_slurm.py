@@ -138,7 +138,7 @@ def test_an_interrupt_of_what_runs_cancels_the_job(
         ("num_nodes=7", "SLURM refuses it: .*node configuration is not available"),
         ("num_processes=3", "num_processes=3 with num_nodes=2: every node has as many ranks"),
         ("num_nodes='1:2', num_processes=2", "num_nodes='1:2': this engine needs a number, not a range"),
-        ("node_rank=1", "node_rank=1: this engine starts the ranks of all nodes, leave it out"),
+        ("node_rank=1", "node_rank=1 with engine='slurm': it starts the ranks of all nodes"),
     ],
 )
 def test_what_is_wrong_is_told_and_nothing_is_submitted(

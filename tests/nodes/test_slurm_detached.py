@@ -409,7 +409,7 @@ def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path:
         "os.environ['SLURM_JOB_ID'] = '1'\ntry:\n    launch(train, '', 1)\nfinally:\n    del os.environ['SLURM_JOB_ID']"
     )
     assert cell.error is not None and "unset SLURM_JOB_ID to submit a job of its own" in cell.error[1]
-    cell = kernel.run("notebook_launcher(print, (), 1, detach=True, engine='elastic')")
+    cell = kernel.run("notebook_launcher(print, (), 1, detach=True, engine='local')")
     assert cell.error is not None and "detach=True" in cell.error[1] and "engine='slurm'" in cell.error[1]
 
 

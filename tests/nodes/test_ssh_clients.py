@@ -99,6 +99,15 @@ def list_running(processes: list[psutil.Process]) -> list[psutil.Process]:
     return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
+def list_commands(processes: list[psutil.Process]) -> dict[psutil.Process, list[str]]:
+    """Return the words of each process that has not ended meanwhile."""
+    found = {}
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            found[process] = process.cmdline()
+    return found
+
+
 @pytest.mark.parametrize("settings", [JUMP, SHARE, JUMP + SHARE], ids=["jump", "shared", "both"])
 def test_launches_by_the_connections_of_the_user(
     hosts: SshHosts, tmp_path: Path, sockets: str, settings: str
@@ -117,12 +126,13 @@ def test_launches_by_the_connections_of_the_user(
         assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
         # a shared connection stays as long as the user has said, with the way through a jump host that it has
         is_shared = settings != JUMP
+        commands = list_commands(psutil.Process(kernel.pid).children(recursive=True))
+        assert any("node2" in words for words in commands.values())
         processes = [
             process
-            for process in psutil.Process(kernel.pid).children(recursive=True)
-            if not (is_shared and {"-W", "[mux]"} & set(" ".join(process.cmdline()).split()))
+            for process, words in commands.items()
+            if not (is_shared and {"-W", "[mux]"} & set(" ".join(words).split()))
         ]
-        assert any("node2" in process.cmdline() for process in processes)
         moments: list[float] = []
 
         def kill() -> None:
@@ -133,7 +143,7 @@ def test_launches_by_the_connections_of_the_user(
         noted = tmp_path / "killed"
         with pytest.raises(InterruptedError):
             kernel.run(f"launch(wait, {str(noted)!r})", timeout=PATIENCE, during=kill)
-        assert len(read_pids(noted)) == 8, "with the processes from which ranks are forked, and the agents"
+        assert len(read_pids(noted)) == 8, "with the agents from which ranks are forked, and who holds these"
         assert_gone([*read_pids(notes), *read_pids(noted)], moments[0])
         assert wait_until(lambda: not list_running(processes), 30), list_running(processes)
         assert len(list_shared(sockets)) == {JUMP: 0, SHARE: 2, JUMP + SHARE: 3}[settings]

@@ -25,17 +25,10 @@ os.environ.setdefault("PYDEVD_USE_FRAME_EVAL", "NO")  # what old kernels' manage
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what the system does not have that kernels are to believe in."""
     for item in items:
-        values = getattr(item, "callspec", None) and item.callspec.params.values()  # type: ignore[attr-defined]
-        if elsewhere.BELIEVED == "win32" and {"fork", "forkserver"} & {*filter(_is_text, values or ())}:
-            item.add_marker(pytest.mark.skip(reason="Windows starts processes by spawn alone"))
         for mark in item.iter_markers("not_on"):
             *systems, reason = mark.args
             if elsewhere.BELIEVED in systems:
                 item.add_marker(pytest.mark.skip(reason=f"not on {elsewhere.BELIEVED}: {reason}"))
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -28,13 +28,11 @@ from tests.ports import reserve_port
 
 ROOT = Path(__file__).resolve().parents[2]
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-METHODS = ("fork", "forkserver", "spawn")
+AGENT = "accel-agent"
+_AGENT_CODE = "launch.agent.server import main"
+METHODS = ("fork", "fresh")
 METHODS_ONCE = ("fork", *(pytest.param(name, marks=pytest.mark.once) for name in METHODS[1:]))
 """For tests in which the notebook packages have to do with one method as with any other."""
-FRESH = "spawn" if elsewhere.BELIEVED == "win32" else "forkserver"
-"""How workers start that have nothing of the kernel's memory."""
-LIVES_ON = "there are neither sessions nor groups of processes: what a worker has started and left lives on"
-"""Why some processes outlive their workers on Windows."""
 SLEEP = "from tests.notebooks.sleeping import sleep_and_tell; sleep_and_tell(60)"
 """A cell to interrupt."""
 
@@ -124,6 +122,7 @@ class Kernel:
     Args:
         folder: its working folder.
         prefix: words before the kernel's command.
+        python: runs the kernel.
         transport: `tcp`, or `ipc` for a kernel in a network of its own.
         is_copy: whether it may be a copy of a process that has imported torch, by `tests/forker.py`.
         environment: further variables.
@@ -133,6 +132,7 @@ class Kernel:
         self,
         folder: Path,
         prefix: Sequence[str] = (),
+        python: str = sys.executable,
         transport: str = "tcp",
         is_copy: bool = False,
         **environment: str,
@@ -149,10 +149,8 @@ class Kernel:
             self.manager.ip = str(folder / "k")
         else:
             self._reserve_ports()
-        if prefix:
-            assert self.manager.kernel_spec is not None
-            # the manager fills in this interpreter where the first word is a Python
-            self.manager.kernel_spec.argv[:1] = [*prefix, sys.executable]
+        assert self.manager.kernel_spec is not None
+        self.manager.kernel_spec.argv[:1] = [*prefix, python]
         self.is_copy = is_copy and not elsewhere.SYSTEM
         with self._starting():
             self.manager.start_kernel(
@@ -245,7 +243,7 @@ class Kernel:
             raise
 
     def children(self) -> list[psutil.Process]:
-        """Return the kernel's processes apart from Python's own servants that stay for the next launch."""
+        """Return the kernel's processes apart from those that stay for the next launch."""
         found = psutil.Process(self.pid).children(recursive=True)
         return [process for process in found if not _is_servant(process)]
 
@@ -258,26 +256,17 @@ class Kernel:
 
 
 def _is_servant(process: psutil.Process) -> bool:
-    """Whether it is the fork server or resource tracker, and no worker that the server forked, or ends with one."""
+    """Whether it is the agent, a template of it or a resource tracker, or ends with a worker."""
+    words = ("multiprocessing.resource_tracker", "read _; kill -s KILL")  # the second is of lifeline
     try:
-        if "read _; kill -s KILL" in " ".join(process.cmdline()):  # see lifeline
+        line = " ".join(process.cmdline())
+        if process.name() == AGENT or any(word in line for word in words):
             return True
+        # the agent has its name soon; its workers, and what they fork, have its command line too
         parent = process.parent()
-        return _names_servant(process) and not (parent is not None and _names_servant(parent))
+        return _AGENT_CODE in line and parent is not None and _AGENT_CODE not in " ".join(parent.cmdline())
     except psutil.Error:
         return True
-
-
-def _names_servant(process: psutil.Process) -> bool:
-    if process.name() == "accel-standby":  # becomes a fork server; its command line is its kernel's
-        return True
-    line = " ".join(process.cmdline())
-    words = (
-        "multiprocessing.resource_tracker",
-        "multiprocessing.forkserver",
-        "worker.standby import stand_by",
-    )
-    return any(word in line for word in words)
 
 
 def make_event_loop() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.notebooks.kernel import Kernel
+from tests.notebooks.kernel import METHODS, Kernel
 
 pytestmark = pytest.mark.notebook
 
@@ -82,7 +82,7 @@ def check(value):
 """
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", METHODS)
 def test_in_a_launch(kernel: Kernel, tmp_path: object, method: str) -> None:
     kernel.run(DEFINE).ok()
     launch = (

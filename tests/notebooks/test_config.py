@@ -11,7 +11,7 @@ from tests.notebooks.kernel import Kernel
 pytestmark = [pytest.mark.notebook, pytest.mark.once]
 
 
-@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
+@pytest.mark.not_on("darwin", "kernels are not forked")
 def test_a_launch_after_write_basic_config_forks(kernel: Kernel, tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     kernel.run("from notebook_accel import Accelerator, notebook_launcher, write_basic_config").ok()

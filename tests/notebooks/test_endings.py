@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from tests.notebooks.conftest import IMPORTS
-from tests.notebooks.kernel import LIVES_ON, SLEEP, Kernel, wait_until
+from tests.notebooks.kernel import SLEEP, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 SECONDS = 60.0  # in which all workers, and all that they have started, are gone
@@ -65,7 +65,7 @@ FORMS = {
     "background-widget": launched("c code", "widget", over=True),
     "session": Form("print('go')\ns.run(work, folder, 'collective')", ("s = Session(2)",), session=True),
     "idle-session": Form(
-        "s.run(work, folder, '')", ("s = Session(2, start_method='forkserver')",), over=True, session=True
+        "s.run(work, folder, '')", ("s = Session(2, start_method='fresh')",), over=True, session=True
     ),
     "magic": Form(
         "%%distributed\nprint('go')\nwork(folder, 'collective')",
@@ -107,7 +107,6 @@ def working(kernel: Kernel, folder: Path) -> list[psutil.Process]:
     assert wait_until(lambda: all(file.exists() for file in files), 120), kernel.children()
     pids = {int(pid) for file in files for pid in file.read_text().split()}
     assert len(pids) == 6
-    # a process by which the fork server showed that it answers may be just ending
     wait_until(lambda: {process.pid for process in kernel.children()} <= pids, SECONDS)
     below = kernel.children()
     assert pids == {process.pid for process in below}, "everything that works is the kernel's"
@@ -134,13 +133,7 @@ def outliving(processes: list[psutil.Process]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.not_on("win32", LIVES_ON) if form.session else [])
-        for name, form in FORMS.items()
-    ],
-)
+@pytest.mark.parametrize("name", FORMS)
 def test_an_interrupt(kernel: Kernel, tmp_path: Path, name: str) -> None:
     form = FORMS[name]
     prepare(kernel, form, tmp_path)
@@ -178,7 +171,6 @@ ENDS = [
 ]
 
 
-@pytest.mark.not_on("win32", LIVES_ON)
 @pytest.mark.may_leak("children", reason="the kernel that was restarted, which the rows share")
 @pytest.mark.may_leak("descriptors", reason="the connections to it")
 @pytest.mark.parametrize(("name", "end"), ENDS)
@@ -187,7 +179,7 @@ def test_an_end_of_the_kernel(restarted: Kernel, tmp_path: Path, name: str, end:
     prepare(kernel, FORMS[name], tmp_path)
     kernel.client.execute(FORMS[name].cell)
     working(kernel, tmp_path)
-    everything = psutil.Process(kernel.pid).children(recursive=True)  # the fork server too
+    everything = psutil.Process(kernel.pid).children(recursive=True)  # the agent too
     left: list[str] = []
     if end == "kill":
         kernel.kill()

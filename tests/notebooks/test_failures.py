@@ -170,7 +170,6 @@ def test_a_hang_in_a_collective_does_not_delay_the_error(kernel: Kernel, method:
         ("os._exit(0)", "WorkerExitedError", ["exit code 0"]),
     ],
 )
-@pytest.mark.not_on("win32", "a process that dies takes along what it has not sent")
 def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, texts: list[str]) -> None:
     cell = kernel.run(
         f"""
@@ -192,7 +191,6 @@ def test_exit_codes_and_signals_are_named(kernel: Kernel, code: str, name: str, 
 
 
 @pytest.mark.once
-@pytest.mark.not_on("win32", "a process that dies takes along what it has not sent")
 def test_tensors_of_different_shapes_are_named_where_gloo_gives_up(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -287,7 +285,7 @@ def test_wrong_arguments_come_all_at_once_before_anything_starts(kernel: Kernel)
         "rdzv_backend='etcd': choose among 'static', 'c10d'",
         "max_restarts=-1: at least 0",
         "monitor_interval=0",
-        "start_method='thread': choose among 'auto', 'fork', 'forkserver', 'spawn'",
+        "start_method='thread': choose among 'auto', 'fork', 'fresh'",
         "returns='last': choose among 'first', 'all', 'none'",
         "output='some': choose among 'all', 'first', 'none'",
         "it may name ${rank}",

@@ -87,7 +87,6 @@ def test_writes_without_newline_are_progress_and_are_shown(kernel: Kernel) -> No
     assert [data["text/plain"] for data in cell.displays] == ["", ""], "the lines stand in their place"
 
 
-@pytest.mark.skipif("sys.platform == 'win32'", reason="Windows has no libc with sleep")
 def test_a_rank_that_cannot_answer_shows_its_stack(kernel: Kernel) -> None:
     cell = kernel.run(
         """

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.notebooks.kernel import FRESH, METHODS_ONCE, Kernel, wait_until
+from tests.notebooks.kernel import METHODS_ONCE, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 
 
 @pytest.mark.once
-@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
+@pytest.mark.not_on("darwin", "kernels are not forked")
 def test_a_thread_that_draws_random_numbers(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -38,7 +38,7 @@ def test_a_thread_that_draws_random_numbers(fresh_kernel: Kernel) -> None:
     assert cell.value == "25" and "(forked)" in cell.stdout
 
 
-@pytest.mark.parametrize("method", METHODS_ONCE[:2])
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_exit_handlers_and_late_threads_find_the_group_open(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -57,7 +57,7 @@ def test_exit_handlers_and_late_threads_find_the_group_open(kernel: Kernel, meth
     assert sorted(cell.lines) == sorted(f"[{rank}] {text}" for rank in range(2) for text in told)
 
 
-@pytest.mark.parametrize("method", METHODS_ONCE[:2])
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_each_process_cleans_up_its_own_folders(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -79,7 +79,6 @@ def test_each_process_cleans_up_its_own_folders(kernel: Kernel, method: str) -> 
     assert sorted(cell.lines) == ["[0] done with it", "[1] done with it"]
 
 
-@pytest.mark.not_on("win32", "it has no fork")
 @pytest.mark.once
 def test_torchs_own_thread_pool_is_a_reason_not_to_fork(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
@@ -93,7 +92,7 @@ def test_torchs_own_thread_pool_is_a_reason_not_to_fork(fresh_kernel: Kernel) ->
         """,
         timeout=120,
     ).ok()
-    assert cell.value == "-1.0" and "(from a " in cell.stdout
+    assert cell.value == "-1.0" and "(fresh)" in cell.stdout
 
 
 def test_output_that_cannot_be_shown_leaves_no_worker(kernel: Kernel) -> None:
@@ -173,7 +172,7 @@ def test_programs_of_a_failed_rank_end_with_it(kernel: Kernel) -> None:
     assert wait_until(lambda: not kernel.children(), 60), kernel.children()
 
 
-@pytest.mark.parametrize("method", METHODS_ONCE[:2])
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_another_class_of_the_same_name_stays_another(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -194,7 +193,7 @@ def test_another_class_of_the_same_name_stays_another(kernel: Kernel, method: st
 
 def test_what_cells_do_without_imports_works_in_fresh_workers(kernel: Kernel) -> None:
     cell = kernel.run(
-        f"""
+        """
         import functools, inspect
         @functools.lru_cache(maxsize=None)
         def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
@@ -204,7 +203,7 @@ def test_what_cells_do_without_imports_works_in_fresh_workers(kernel: Kernel) ->
             display("shown")
             lines = get_ipython().getoutput("echo from a shell")  # what = ! becomes; IPython 7 cannot on Python 3.12
             return fib(30), inspect.getsource(cell_function).splitlines()[1].strip(), list(lines)
-        notebook_launcher(work, num_processes=2, start_method="{FRESH}", output="first")
+        notebook_launcher(work, num_processes=2, start_method="fresh", output="first")
         """
     ).ok()
     assert cell.value == "(832040, 'return \"here is its source\"', ['from a shell'])"
@@ -294,7 +293,6 @@ def test_a_value_that_cannot_be_made_again_is_named(kernel: Kernel) -> None:
     assert "the value that rank 0 returned cannot be made again" in cell.error[1]
 
 
-@pytest.mark.not_on("win32", "it has no fork")
 def test_a_working_directory_that_is_gone(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -304,7 +302,7 @@ def test_a_working_directory_that_is_gone(fresh_kernel: Kernel) -> None:
         """
     ).ok()
     assert cell.value == "1"
-    cell = fresh_kernel.run("notebook_launcher(lambda: 1, num_processes=2, start_method='forkserver')")
+    cell = fresh_kernel.run("notebook_launcher(lambda: 1, num_processes=2, start_method='fresh')")
     assert cell.error is not None and "change to another with os.chdir" in cell.error[1]
 
 
@@ -334,24 +332,23 @@ def test_an_ascii_terminal(tmp_path: Path) -> None:
     assert "[0] caf\\xe9" in done.stdout
 
 
-@pytest.mark.not_on("win32", "it has no fork")
-def test_an_interrupt_while_the_first_fork_server_starts(fresh_kernel: Kernel) -> None:
+def test_an_interrupt_while_the_agent_imports(fresh_kernel: Kernel) -> None:
     def interrupt() -> None:
         time.sleep(0.5)
         fresh_kernel.interrupt()
 
     cell = fresh_kernel.run(
         "print('go', flush=True)\n"
-        "notebook_launcher(time.sleep, (50,), num_processes=2, start_method='forkserver')",
+        "notebook_launcher(time.sleep, (50,), num_processes=2, start_method='fresh')",
         during=interrupt,
     )
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert "Traceback" not in cell.stderr
-    again = fresh_kernel.run("notebook_launcher(lambda: 1, num_processes=2, start_method='forkserver')").ok()
+    again = fresh_kernel.run("notebook_launcher(lambda: 1, num_processes=2, start_method='fresh')").ok()
     assert again.value == "1"
 
 
-@pytest.mark.parametrize("method", METHODS_ONCE[:2])
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_processes_of_a_function_are_waited_for(kernel: Kernel, method: str) -> None:
     cell = kernel.run(
         f"""
@@ -404,7 +401,6 @@ def test_a_prepared_model_is_returned_without_its_wrapper(kernel: Kernel) -> Non
 
 
 @pytest.mark.once
-@pytest.mark.not_on("win32", "it has no fork")
 def test_workers_keep_no_port_of_the_kernels(kernel: Kernel) -> None:
     """A kernel that is started anew takes the same ports, also where a worker of the one before is still ending."""
     cell = kernel.run(
@@ -428,7 +424,6 @@ def test_workers_keep_no_port_of_the_kernels(kernel: Kernel) -> None:
     assert cell.value == "([(0, True), (0, True)], (5, True))", "what is the user's own stays"
 
 
-@pytest.mark.not_on("win32", "it has no fork")
 @pytest.mark.once
 def test_pools_and_loaders_of_cells_where_forks_are_not_the_default(fresh_kernel: Kernel) -> None:
     """As in Python 3.14, also after something has asked for the method."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,8 +23,10 @@ notebook_launcher(lambda: None, num_processes=2, start_method="fork")
 
 
 @pytest.fixture
-def kernel(tmp_path: Path) -> Kernel:
-    return Kernel(tmp_path, NOTEBOOK_ACCEL_VIEW="widget", NOTEBOOK_ACCEL_STANDBY="false")
+def kernel(tmp_path: Path) -> Iterator[Kernel]:
+    started = Kernel(tmp_path, NOTEBOOK_ACCEL_VIEW="widget", NOTEBOOK_ACCEL_AGENT="false")
+    with contextlib.closing(started):
+        yield started
 
 
 def wait_for(kernel: Kernel, value: str) -> None:
@@ -35,17 +39,15 @@ def wait_for(kernel: Kernel, value: str) -> None:
         seconds *= 1.5
 
 
-@pytest.mark.not_on("win32", "it has no fork")
 def test_a_launch_imports_nothing(kernel: Kernel) -> None:
     kernel.run("import sys, torch\nfrom notebook_accel import notebook_launcher").ok()
     wait_for(kernel, IS_THERE)
     assert kernel.run(LAUNCH).ok().value == "[]"
     elastic = "[name for name in sys.modules if name.startswith('torch.distributed.elastic')]"
     assert kernel.run(elastic).ok().value == "[]", "one machine alone needs no agent"
-    kernel.close()
 
 
-@pytest.mark.not_on("darwin", "win32", "it is imported in advance on Linux alone")
+@pytest.mark.not_on("darwin", "it is imported in advance on Linux alone")
 def test_nor_does_one_that_trains(kernel: Kernel) -> None:
     kernel.run("import sys, torch\nfrom notebook_accel import notebook_launcher").ok()
     wait_for(kernel, IS_THERE)
@@ -54,4 +56,3 @@ def test_nor_does_one_that_trains(kernel: Kernel) -> None:
     kernel.run("def train():\n    torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.1)").ok()
     wait_for(kernel, "'torch._dynamo' in sys.modules")
     assert kernel.run(LAUNCH.replace("lambda: None", "train")).ok().value == "[]"
-    kernel.close()

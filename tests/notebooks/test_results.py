@@ -111,7 +111,6 @@ def test_modules_and_state_dicts_come_back(kernel: Kernel, method: str) -> None:
     assert cell.value == "('Linear', True, True, False)"
 
 
-@pytest.mark.not_on("win32", "it asks for a fork server")
 def test_a_closure_that_does_not_pickle_is_named_with_its_path(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -121,7 +120,7 @@ def test_a_closure_that_does_not_pickle_is_named_with_its_path(kernel: Kernel) -
         holder = Holder()
         def inner(): return holder
         def train(): return inner()
-        notebook_launcher(train, num_processes=2, start_method="forkserver")
+        notebook_launcher(train, num_processes=2, start_method="fresh")
         """
     )
     assert cell.error is not None
@@ -206,7 +205,6 @@ def test_the_announcement_is_true(kernel: Kernel) -> None:
     assert cell.stdout.startswith("Launching print on 1 CPU process, this one.")
 
 
-@pytest.mark.not_on("win32", "240 processes that are spawned take minutes")
 @pytest.mark.once
 def test_ranks_that_leave_at_once_do_not_disturb_the_others(kernel: Kernel) -> None:
     """Nor do ranks that connect while others start: a fork would copy the locks of the store's thread."""

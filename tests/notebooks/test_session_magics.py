@@ -70,8 +70,6 @@ def test_an_error_of_a_repr_is_output_of_the_rank(magics: Kernel) -> None:
     ).ok()
     told = re.sub(r"\x1b\[[0-9;]*m", "", cell.stderr)
     assert "[0] ValueError: from repr\n" in told and "[1] ValueError: from repr\n" in told
-    cell = magics.run("%%rank 0\ntry: 1 / 0\nexcept ZeroDivisionError: get_ipython().showtraceback()").ok()
-    assert "division by zero" in cell.stderr
 
 
 @pytest.mark.once
@@ -195,7 +193,8 @@ def test_a_wait_for_absent_ranks_names_the_cell_lines(magics: Kernel) -> None:
             dist.barrier()
     """
     cell = magics.run(code, during=(magics.folder / "told").touch, at="time.sleep(0.1)").ok()
-    assert re.search(r"rank 0: in barrier, (cell In\[\d+\]|a cell), line 3: dist.barrier\(\)", cell.stderr)
+    where = r"rank 0 \(process \d+\), in barrier:\n.*    (cell In\[\d+\]|a cell), line 3: dist.barrier\(\)"
+    assert re.search(where, cell.stderr)
 
 
 def test_an_interrupt_stops_the_cell_not_the_session(magics: Kernel) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.notebooks.kernel import LIVES_ON, METHODS_ONCE, Kernel, wait_until
+from tests.notebooks.kernel import METHODS, METHODS_ONCE, Kernel, wait_until
 
 pytestmark = pytest.mark.notebook
 
@@ -61,7 +61,7 @@ def _hang(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", HANGS)
-@pytest.mark.parametrize("method", METHODS_ONCE[:2])
+@pytest.mark.parametrize("method", METHODS_ONCE)
 def test_interrupt_ends_every_worker(kernel: Kernel, name: str, method: str) -> None:
     kernel.run(_hang(name)).ok()
 
@@ -83,7 +83,6 @@ def test_interrupt_ends_every_worker(kernel: Kernel, name: str, method: str) -> 
     assert again.value == "'works'"
 
 
-@pytest.mark.not_on("win32", "an interrupt ends workers of a launch at once")
 def test_a_worker_may_save_its_work_on_interrupt(kernel: Kernel, tmp_path: Path) -> None:
     grace = "from notebook_accel.launch.engines import attempts; attempts.INTERRUPT_GRACE = {}"
     kernel.run(grace.format(60.0)).ok()  # a rank may stand still on a busy machine
@@ -125,13 +124,11 @@ def test_a_second_interrupt_does_not_leave_workers(kernel: Kernel) -> None:
     assert wait_until(lambda: not kernel.children(), 60)
 
 
-FATAL = [(name, method) for name in ("ignores", "c_code", "children") for method in ("fork", "forkserver")]
-
-SPAWNED = pytest.param("children", "spawn", marks=pytest.mark.not_on("win32", LIVES_ON))
+FATAL = [(name, method) for name in ("ignores", "c_code", "children") for method in METHODS]
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(("name", "method"), [*FATAL, SPAWNED])
+@pytest.mark.parametrize(("name", "method"), FATAL)
 def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: str) -> None:
     kernel = fresh_kernel
     kernel.run(_hang(name)).ok()
@@ -145,7 +142,7 @@ def test_workers_die_with_the_kernel(fresh_kernel: Kernel, name: str, method: st
     own_sessions = [child for child in kernel.children() if _escaped(child)]
     names = {}
     for child in everything:
-        with suppress(psutil.NoSuchProcess):  # one that the fork server tried itself with
+        with suppress(psutil.NoSuchProcess):  # it has just ended
             if child not in own_sessions:
                 names[child] = f"{child.name()} of {child.ppid()}"
     kernel.kill()
@@ -227,14 +224,14 @@ def cycle(fails=(False, True), **options):
     [
         ("auto", 1),
         ("fork", 2),
-        *(pytest.param(name, 2, marks=pytest.mark.once) for name in ("forkserver", "spawn")),
+        pytest.param("fresh", 2, marks=pytest.mark.once),
     ],
 )
 def test_the_kernel_is_left_as_it_was(kernel: Kernel, method: str, processes: int) -> None:
     function = "job" if processes == 2 else "lambda fail: None"
     kernel.run(STATE + f"\njob = {function}").ok()
     options = f"num_processes={processes}, start_method='{method}', use_port=None"
-    kernel.run(f"cycle([True], {options})").ok()  # the fork server and its pipes stay for the next launch
+    kernel.run(f"cycle([True], {options})").ok()  # the agent stays for the next launch
     # the wakeup descriptor belongs to the kernel's event loop: read and put back
     cell = kernel.run(
         f"""

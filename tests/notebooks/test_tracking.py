@@ -22,7 +22,7 @@ from notebook_accel import Accelerator, runs
 """
 
 
-@pytest.mark.parametrize(("method", "processes"), [("fork", 2), ("forkserver", 2), ("auto", 1)], ids=str)
+@pytest.mark.parametrize(("method", "processes"), [("fork", 2), ("fresh", 2), ("auto", 1)], ids=str)
 def test_metrics_reach_the_record_and_print_nothing(kernel: Kernel, method: str, processes: int) -> None:
     kernel.run(IMPORT).ok()
     cell = kernel.run(

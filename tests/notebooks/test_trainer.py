@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebooks.kernel import FRESH, ROOT, Cell, Kernel
+from tests.notebooks.kernel import ROOT, Cell, Kernel
 
 pytestmark = [
     pytest.mark.notebook,
@@ -58,7 +58,7 @@ def test_a_cell_trains_one_model(trainer: Kernel) -> None:
     assert "OMP_NUM_THREADS" not in cell.stderr, "Accelerate chose threads by itself"
 
 
-@pytest.mark.not_on("darwin", "win32", "Trainer takes forks alone for notebooks")
+@pytest.mark.not_on("darwin", "Trainer takes forks alone for notebooks")
 def test_one_table_with_a_bar_stands_in_the_cell(trainer: Kernel) -> None:
     cell = trainer.run("notebook_launcher(train, num_processes=2, output='first')").ok()
     (table,) = cell.displays
@@ -71,7 +71,7 @@ def test_one_table_with_a_bar_stands_in_the_cell(trainer: Kernel) -> None:
 
 def test_fresh_processes_show_lines_and_a_bar(trainer: Kernel) -> None:
     """Trainer takes them for no notebook: it prints what it logs, once, and tqdm draws the bar."""
-    launch = f"notebook_launcher(train, num_processes=2, start_method='{FRESH}')"
+    launch = "notebook_launcher(train, num_processes=2, start_method='fresh')"
     cell = trainer.run(launch).ok()
     logged = [line for line in cell.lines if "'loss'" in line]
     assert len(logged) == STEPS // 8 and all(line.startswith("[0] {'loss'") for line in logged)

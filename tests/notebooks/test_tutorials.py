@@ -22,7 +22,7 @@ SAYS = {
         "2 processes, bf16, 2 batches a step",
         "mixed_precison is no option, did you mean mixed_precision?",
     ],
-    "05_cell_by_cell": ["in backward, which rank 1 has not entered", "Out: (23, 15)", "Out: (22, 6)"],
+    "05_cell_by_cell": ["rank 0 has entered backward, rank 1 has not", "Out: (23, 15)", "Out: (22, 6)"],
     "03_images": ["before: accuracy", "with random filters"],
     "04_watch_a_run": ["stopped - saved in epoch", "going on in epoch"],
     "06_elastic": ["killed rank 1 in step", "restarted 1 time: going on in epoch", "undisturbed: "],

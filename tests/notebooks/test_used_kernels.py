@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.notebooks.conftest import IMPORTS
-from tests.notebooks.kernel import FRESH, Kernel
+from tests.notebooks.kernel import Kernel
 
 pytestmark = pytest.mark.notebook
 
@@ -40,7 +42,7 @@ def train():
 """
 
 
-@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
+@pytest.mark.not_on("darwin", "kernels are not forked")
 def test_a_clean_kernel_is_forked_and_a_used_one_is_not(threaded_kernel: Kernel) -> None:
     kernel = threaded_kernel
     kernel.run("import os, torch; from notebook_accel import notebook_launcher\n" + TRAIN).ok()
@@ -49,19 +51,59 @@ def test_a_clean_kernel_is_forked_and_a_used_one_is_not(threaded_kernel: Kernel)
     assert "(4," in clean.value, "the user's OMP_NUM_THREADS holds in the workers"
     kernel.run("train()").ok()  # backward in the kernel
     used = kernel.run("notebook_launcher(train, num_processes=2) == first", timeout=120).ok()
-    assert "(from a " in used.stdout
+    assert "(fresh)" in used.stdout
     assert used.value == "True"
     again = kernel.run("notebook_launcher(train, num_processes=2) == first", timeout=120).ok()
     assert again.value == "True"
 
 
-@pytest.mark.not_on("win32", "it has no fork")
 def test_fork_in_a_used_kernel_is_refused_with_the_reason(threaded_kernel: Kernel) -> None:
     kernel = threaded_kernel
     kernel.run("import os, torch; from notebook_accel import notebook_launcher\n" + TRAIN + "train()").ok()
     cell = kernel.run("notebook_launcher(train, num_processes=2, start_method='fork')")
     assert cell.error is not None and cell.error[0] == "ValueError"
     assert "OpenMP" in cell.error[1] and "choose 'auto'" in cell.error[1]
+
+
+CARRIED = """
+import types
+import accelerate
+from notebook_accel import Accelerator
+theirs = accelerate.Accelerator()
+config = types.SimpleNamespace(accelerator=Accelerator(), state=theirs.state, raw=torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(config.raw.parameters(), lr=1.0)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+loader = torch.utils.data.DataLoader(range(4))
+_, *config.prepared = config.accelerator.prepare(config.raw, optimizer, schedule, loader)
+def carry(use=lambda config: config.raw(torch.ones(1, 1)).shape[0]):
+    made = accelerate.Accelerator().num_processes, Accelerator().num_processes
+    return made, config.state.num_processes, use(config), repr(config.accelerator)
+"""
+USES = {
+    "config.accelerator.prepare(1)": "this is an Accelerator of another process, made in cell In[3], "
+    "line 5 (config =",
+    "config.accelerator.step": "make it inside the function that is launched",
+    "theirs.device": "this is an Accelerator of another process; it stays",
+    "config.prepared[0].step()": "this SGD was prepared in a run of 1 process by the Accelerator of a cell, line 5",
+    "config.prepared[1].step()": "this StepLR was prepared in a run of 1 process",
+    "list(config.prepared[2])": "this DataLoaderShard was prepared in a run of 1 process",
+}
+
+
+@pytest.mark.once
+def test_what_was_made_in_the_kernel_is_carried_and_not_used(fresh_kernel: Kernel) -> None:
+    """Each rank would train alone, with the state of the kernel's one process."""
+    pytest.importorskip("accelerate")
+    fresh_kernel.run(CARRIED).ok()
+    cell = fresh_kernel.run("notebook_launcher(carry, num_processes=2)").ok()
+    assert "((2, 2)," in cell.value and "<this is an Accelerator of another process" in cell.value
+    for use, message in USES.items():
+        cell = fresh_kernel.run(f"notebook_launcher(carry, (lambda config: {use},), num_processes=2)")
+        assert cell.error is not None and cell.error[0] == "RuntimeError" and message in cell.error[1], use
+    cell = fresh_kernel.run(
+        "config.accelerator.num_processes, len(list(config.prepared[2])), config.prepared[0].step()"
+    )
+    assert cell.ok().value == "(1, 4, None)", "here they are as before"
 
 
 @pytest.mark.once
@@ -77,7 +119,7 @@ def test_after_an_accelerator_in_the_kernel(fresh_kernel: Kernel) -> None:
         """
     ).ok()
     assert cell.value == "((2, 'no'), 1, 'bf16')"
-    assert ("(spawned)" if FRESH == "spawn" else "(from a ") in cell.stdout
+    assert "(fresh)" in cell.stdout
     # the same in one process: the notebook's own accelerator comes back afterwards
     cell = fresh_kernel.run("notebook_launcher(ranks, num_processes=1), Accelerator().mixed_precision").ok()
     assert cell.value == "((1, 'no'), 'bf16')"
@@ -113,7 +155,7 @@ def test_after_a_process_group_in_the_kernel(fresh_kernel: Kernel) -> None:
     assert cell.value == "(2, 1)"
 
 
-@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
+@pytest.mark.not_on("darwin", "kernels are not forked")
 def test_while_another_thread_of_the_kernel_prints(fresh_kernel: Kernel) -> None:
     cell = fresh_kernel.run(
         """
@@ -163,9 +205,6 @@ def test_the_debug_mode_is_off_by_a_false_word_and_names_nonsense(kernel: Kernel
 
 @pytest.mark.once
 def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     script = tmp_path / "script.py"
     script.write_text(
         "import os, torch\n"
@@ -173,29 +212,26 @@ def test_a_script_without_a_main_guard(tmp_path: Path) -> None:
         "class Mine(Exception): pass\n"
         "def train():\n"
         "    if os.environ['RANK'] == '1': raise Mine('x')\n"
-        "for method in ('fork', 'forkserver', 'spawn'):\n"
+        "for method in ('fork', 'fresh'):\n"
         "    try: notebook_launcher(train, num_processes=2, start_method=method)\n"
         "    except Mine as error: print('caught', method)\n"
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240)
-    assert [line for line in done.stdout.splitlines() if line.startswith("caught")] == [
-        "caught fork",
-        "caught forkserver",
-        "caught spawn",
-    ], done.stderr
+    found = [line for line in done.stdout.splitlines() if line.startswith("caught")]
+    assert found == ["caught fork", "caught fresh"], done.stderr
 
 
-@pytest.mark.not_on("win32", "it has no fork")
 @pytest.mark.once
-def test_the_fork_server_imports_what_the_user_told_it_to(fresh_kernel: Kernel) -> None:
-    cell = fresh_kernel.run(
-        """
-        import multiprocessing
-        multiprocessing.get_context("forkserver").set_forkserver_preload(["wave"])
-        notebook_launcher(lambda: "wave" in sys.modules, num_processes=2, start_method="forkserver")
-        """
-    ).ok()
-    assert cell.value == "True"
+@pytest.mark.parametrize("variables", [{}, {"LC_TIME": "C"}], ids=["by a fork of the agent", "by exec"])
+def test_workers_have_the_flags_of_python(variables: dict[str, str]) -> None:
+    code = (
+        "import sys\n"
+        "from notebook_accel import notebook_launcher\n"
+        "def tell(): return sys.flags.no_user_site\n"
+        f"print('told', notebook_launcher(tell, num_processes=2, start_method='fresh', environment={variables}))"
+    )
+    done = subprocess.run([sys.executable, "-s", "-c", code], capture_output=True, text=True, timeout=240)
+    assert "told 1\n" in done.stdout, done.stderr
 
 
 OPTIMIZE = """
@@ -209,7 +245,7 @@ def optimize():
 
 
 @pytest.mark.once
-@pytest.mark.not_on("darwin", "win32", "kernels are not forked")
+@pytest.mark.not_on("darwin", "kernels are not forked")
 def test_the_compiler_is_imported_once_for_all_forks(plain_kernel: Kernel) -> None:
     run = "notebook_launcher({}, num_processes=2, returns='all'), has_compiler()"
     # in one cell: the kernel imports the compiler once it is idle beside a function that trains
@@ -226,21 +262,10 @@ def test_the_compiler_is_imported_once_for_all_forks(plain_kernel: Kernel) -> No
     assert "(forked)" in plain_kernel.run("notebook_launcher(optimize, num_processes=2)").ok().stdout
 
 
-@pytest.mark.not_on("win32", "it has no fork")
 @pytest.mark.once
-def test_the_fork_server_imports_the_compiler_for_a_function_that_trains(plain_kernel: Kernel) -> None:
-    cell = plain_kernel.run(
-        OPTIMIZE
-        + "runs = [notebook_launcher(optimize, num_processes=2, start_method='forkserver') for _ in range(2)]\n"
-        + "runs, has_compiler()"
-    ).ok()
+def test_fresh_workers_find_the_compiler_where_their_function_trains(plain_kernel: Kernel) -> None:
+    run = "[notebook_launcher({}, num_processes=2, start_method='fresh') for _ in range(2)], has_compiler()"
+    cell = plain_kernel.run(OPTIMIZE + run.format("has_compiler")).ok()
+    assert cell.value == "([False, False], False)"
+    cell = plain_kernel.run(run.format("optimize")).ok()
     assert cell.value == "([True, True], False)", "the kernel itself has no use for it"
-
-
-@pytest.mark.not_on("win32", "it has no fork")
-@pytest.mark.once
-def test_the_fork_server_of_other_functions_does_not_import_it(plain_kernel: Kernel) -> None:
-    cell = plain_kernel.run(
-        OPTIMIZE + "notebook_launcher(has_compiler, num_processes=2, start_method='forkserver')"
-    ).ok()
-    assert cell.value == "False"

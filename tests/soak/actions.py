@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-METHODS = ("auto", "fork", "forkserver", "spawn")
+METHODS = ("auto", "fork", "fresh")
 KINDS = {"number": 1, "text": 3000, "tensor": 400_000, "array": 100_000, "nested": 50, "object": 5}
 _RAISE_FAILURE = "if run.status == 'failed': run.result()\n"
 """A run that failed before it was asked to stop: its error is that of what happened to it."""
@@ -92,7 +92,7 @@ def _call(function: str, args: str, ranks: int, method: str, **options: Any) -> 
 
 
 def _draw_method(rng: random.Random) -> str:
-    return rng.choices(METHODS, (4, 4, 4, 1))[0]
+    return rng.choice(METHODS)
 
 
 def launch(rng: random.Random, folder: Path) -> Action:
@@ -112,7 +112,7 @@ def launch(rng: random.Random, folder: Path) -> Action:
 
 def train(rng: random.Random, folder: Path) -> Action:
     """Train, save, load, and compare the weights."""
-    ranks, method = rng.randint(1, 4), rng.choices(METHODS, (4, 4, 4, 1))[0]
+    ranks, method = rng.randint(1, 4), rng.choice(METHODS)
     epochs, workers = rng.randint(1, 3), rng.choice([0, 0, 0, 2])
     rows = ranks * 2 * rng.randint(2, 6)
     checkpoint = folder / f"checkpoint-{rng.randrange(1 << 30)}"
@@ -187,7 +187,7 @@ def shout(rng: random.Random, folder: Path) -> Action:
 
 def background(rng: random.Random, folder: Path) -> Action:
     """Run in the background, and wait or stop from another piece."""
-    ranks, method = rng.randint(1, 3), rng.choice(["auto", "forkserver", "spawn", "auto"])
+    ranks, method = rng.randint(1, 3), rng.choice(["auto", "fresh"])
     how = rng.choice(["result", "stop", "stop now", "two", "agree", "fail"])
     title = f"{ranks} ranks by {method} in the background, {how}"
     begin = "run = " + _call("pause", "(0.3,)", ranks, method, block=False)

@@ -24,7 +24,7 @@ class Disturbance:
         allowed: types of errors that it may cause.
         during: does it from outside; None where the host does it to itself.
         aim: arguments of `aim` in the host.
-        kills_server: whether the fork server may end.
+        kills_agent: whether the agent may end.
         gaps: seconds between interrupts from outside.
     """
 
@@ -32,7 +32,7 @@ class Disturbance:
     allowed: frozenset[str] = frozenset()
     during: During | None = None
     aim: tuple[int, int, int] | None = None
-    kills_server: bool = False
+    kills_agent: bool = False
     gaps: tuple[float, ...] = ()
 
     def wrap(self, code: str) -> str:
@@ -94,18 +94,19 @@ def kill_worker(rng: random.Random) -> Disturbance:
     return Disturbance(title=title, allowed=_WORKER_KILLED, during=during)
 
 
-def kill_fork_server(rng: random.Random) -> Disturbance:
-    """Kill the fork server."""
+def kill_agent(rng: random.Random) -> Disturbance:
+    """Kill the agent."""
     moment = _draw_moment(rng) / 3
 
     def during(host: Host, ended: threading.Event) -> None:
         if not ended.wait(moment):
-            for server in processes.find_servants(host.pid, host.mark, "forkserver"):
-                processes.send(server.pid, signal.SIGKILL)
+            agent = processes.find_agent(host.pid, host.mark)
+            if agent is not None:
+                processes.send(agent.pid, signal.SIGKILL)
 
-    errors = frozenset({"LaunchError", "WorkerError", "WorkerExitedError", "SessionError"})
-    title = f"the fork server is killed after {moment:.4f} s"
-    return Disturbance(title=title, allowed=errors, during=during, kills_server=True)
+    errors = frozenset({"LaunchError", "WorkerError", "SessionError"})
+    title = f"the agent is killed after {moment:.4f} s"
+    return Disturbance(title=title, allowed=errors, during=during, kills_agent=True)
 
 
 def pause_worker(rng: random.Random) -> Disturbance:
@@ -178,7 +179,7 @@ DISTURBANCES: dict[Draw, int] = {
     interrupt: 5,
     interrupt_at_line: 8,
     kill_worker: 3,
-    kill_fork_server: 1,
+    kill_agent: 1,
     pause_worker: 1,
     pause_host: 1,
 }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import guards
 from tests.soak import processes
 from tests.soak.hosts import Host, SoakError
 
@@ -26,6 +27,8 @@ MOST_GROWTH = 128 * 1024
 cells and keeps their sources, which is some kilobytes; a launch that keeps what it has sent or received keeps more."""
 _PARTS = 5
 """Of the later half of all steps."""
+_MOST_SERVANTS = 3  # the agent, a template, the resource tracker
+_FOR_TEMPLATES = 8  # descriptors of an agent, which keeps some for each template
 _OPENED_ONCE = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/")
 _FOLDERS_OF_OTHERS = ("torchinductor_", "matplotlib-")
 
@@ -36,16 +39,18 @@ class State:
 
     Attributes:
         descriptors: by kind.
-        server_descriptors: those of its fork server, by kind.
+        agent: process id of its agent; None where it has none.
+        agent_descriptors: by kind.
         threads: of its process.
-        others: its processes other than itself and multiprocessing's servants, described.
-        servants: how many servants it has.
+        others: its processes other than itself, its agent with the templates, and the resource tracker; described.
+        servants: how many of the latter it has.
         zombies: children that nobody has waited for.
         files: number of entries in its temp folder and below.
     """
 
     descriptors: Counter[str]
-    server_descriptors: Counter[str]
+    agent: int | None
+    agent_descriptors: Counter[str]
     threads: int
     others: dict[int, str]
     servants: int
@@ -56,12 +61,14 @@ class State:
     def read(cls, host: Host) -> State:
         """Return the state of a host now."""
         marked = processes.find_marked(host.mark)
-        servants = [p for p in marked.values() if p.is_servant and p.parent == host.pid]
-        known = {host.pid, *(p.pid for p in servants)}
-        server = next((p.pid for p in servants if "forkserver" in p.command), None)
+        servants = [p.pid for p in marked.values() if p.is_servant]
+        known = {host.pid, *servants}
+        agent = processes.find_agent(host.pid, host.mark)
+        agent_pid = None if agent is None else agent.pid
         return cls(
             descriptors=_count(host.pid),
-            server_descriptors=_count(server),
+            agent=agent_pid,
+            agent_descriptors=_count(agent_pid),
             threads=processes.count_threads(host.pid),
             others={pid: str(p) for pid, p in marked.items() if pid not in known},
             servants=len(servants),
@@ -73,16 +80,17 @@ class State:
         """Return a sentence for each thing that an earlier state did not have."""
         found = [f"still runs: {text}" for text in self.others.values()]
         found += [f"process {pid} has ended and nobody has waited for it" for pid in self.zombies]
-        if self.servants > max(before.servants, 2):
-            found.append(f"{self.servants} servants of multiprocessing")
-        pairs = (
-            (self.descriptors, before.descriptors, "its"),
-            (self.server_descriptors, before.server_descriptors, "the fork server's"),
-        )
-        for now, then, whose in pairs:
-            if then or whose == "its":
-                more = now - then
-                found += [f"{count} more of {whose} descriptors: {kind}" for kind, count in more.items()]
+        if self.servants > max(before.servants, _MOST_SERVANTS):
+            found.append(f"{self.servants} agents, templates and resource trackers")
+        more = self.descriptors - before.descriptors
+        found += [f"{count} more of its descriptors: {kind}" for kind, count in more.items()]
+        if self.agent == before.agent:
+            more = self.agent_descriptors - before.agent_descriptors
+            found += [
+                f"{count} more of the agent's descriptors: {kind}"
+                for kind, count in more.items()
+                if count > _FOR_TEMPLATES
+            ]
         if self.threads > before.threads:
             found.append(f"{self.threads - before.threads} more threads")
         if self.files > before.files:
@@ -176,7 +184,7 @@ class Watch:
 
 def list_shared_memory() -> set[str]:
     """Return the names of all shared memory and semaphores."""
-    return set(os.listdir(SHARED_MEMORY))
+    return {name for name in os.listdir(SHARED_MEMORY) if not guards.SharedMemory.is_being_made(name)}
 
 
 def check_shared_memory(before: set[str], seconds: float = SETTLE_SECONDS) -> None:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 MARK = "NA_SOAK_MARK"
 _PROC = Path("/proc")
-_SERVANTS = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
-_STANDBY, _STANDS_BY = b"accel-standby", b"worker.standby import stand_by"  # becomes a fork server
+_TRACKER, _AGENT, _AGENT_CODE = (
+    b"multiprocessing.resource_tracker",
+    b"accel-agent",
+    b"launch.agent.server import main",
+)
 _STACK_SECONDS = 3.0
 
 
@@ -27,7 +30,7 @@ class Found:
         parent: its parent's.
         state: as /proc has it: `R`, `S`, `T`.
         command: its command line.
-        is_servant: whether it runs the code of multiprocessing's fork server or resource tracker.
+        is_servant: whether it is the agent, a template of it, or multiprocessing's resource tracker.
     """
 
     pid: int
@@ -54,18 +57,18 @@ def read_process(pid: int) -> Found | None:
     fields = _read_status(pid)
     if fields is None or fields[0] in "ZX":
         return None
-    line = _read(pid, "cmdline")
-    if _read(pid, "comm").strip() == _STANDBY or _STANDS_BY in line:  # a copy's command line is its kernel's
-        line = _SERVANTS[1] + b" standing by"
-    is_servant = any(word in line for word in _SERVANTS)
-    command = line.replace(b"\0", b" ").decode("utf-8", "replace")[:120]
-    return Found(pid, int(fields[1]), fields[0], command, is_servant)
+    parent, line = int(fields[1]), _read(pid, "cmdline")
+    # the agent has its name soon; its workers, and what they fork, have its command line too
+    has_name = _read(pid, "comm").strip() == _AGENT
+    is_agent = has_name or (_AGENT_CODE in line and _AGENT_CODE not in _read(parent, "cmdline"))
+    command = "agent" if is_agent else line.replace(b"\0", b" ").decode("utf-8", "replace")[:120]
+    return Found(pid, parent, fields[0], command, is_agent or _TRACKER in line)
 
 
 def find_workers(kernel: int, mark: str) -> list[Found]:
-    """Return a kernel's children and those of its fork server, apart from servants of multiprocessing."""
+    """Return a kernel's children and those of its agent and templates, apart from these and the resource tracker."""
     marked = find_marked(mark)
-    servants = {p.pid for p in marked.values() if p.is_servant and p.parent == kernel}
+    servants = {p.pid for p in marked.values() if p.is_servant}
     return [
         p
         for p in marked.values()
@@ -73,11 +76,10 @@ def find_workers(kernel: int, mark: str) -> list[Found]:
     ]
 
 
-def find_servants(kernel: int, mark: str, word: str = "") -> list[Found]:
-    """Return the fork server and resource tracker of a kernel, or those whose command has a word."""
-    return [
-        p for p in find_marked(mark).values() if p.is_servant and p.parent == kernel and word in p.command
-    ]
+def find_agent(kernel: int, mark: str) -> Found | None:
+    """Return the agent of a kernel."""
+    found = (p for p in find_marked(mark).values() if p.command == "agent" and p.parent == kernel)
+    return next(found, None)
 
 
 def list_zombies(parent: int) -> list[int]:

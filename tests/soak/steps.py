@@ -18,11 +18,11 @@ from tests.soak.hosts import END_SECONDS, KINDS, Host, Outcome, SoakError
 __all__ = ["Soak", "SoakError"]
 
 _WARM_UP = """
-for method in ("fork", "forkserver", "spawn"):
+for method in ("fork", "fresh"):
     assert notebook_launcher(give, ("number", 1), num_processes=2, start_method=method, returns="all") == [10, 11]
 run = notebook_launcher(shout, ("flood", 10), num_processes=2, block=False)
 run.result()
-for method in ("fork", "forkserver"):
+for method in ("fork", "fresh"):
     with Session(2, start_method=method) as session:
         session.run(add_up, 10)
 session = None
@@ -108,8 +108,8 @@ class Lane:
         if action.has_session:
             host.demand("check_session()")
         host.demand("end_all()\nsession = None\nrun = other = None\ngc.collect()")
-        # a fork server that was killed is waited for when the next one is needed
-        method = "forkserver" if disturbance.kills_server else rng.choice(["auto", "fork", "forkserver"])
+        # an agent that was killed is waited for when the next one is needed
+        method = "fresh" if disturbance.kills_agent else rng.choice(actions.METHODS)
         launch = (
             f"notebook_launcher(give, ('number', 5), num_processes=2, start_method={method!r}, returns='all')"
         )
@@ -191,9 +191,7 @@ class Soak:
         try:
             host.prepare()
             if rng.random() < 0.5:
-                host.demand(
-                    "notebook_launcher(give, ('number', 1), num_processes=2, start_method='forkserver')"
-                )
+                host.demand("notebook_launcher(give, ('number', 1), num_processes=2, start_method='fresh')")
             for number, piece in enumerate(action.pieces[: at + 1]):
                 now = kill if number == at else Disturbance(title="")
                 outcome = host.run(now.wrap(piece.code), now.during)

@@ -10,7 +10,7 @@ from tests.structure.source import FOLDERS, ROOT, Module, find_mirrored, modules
 
 TESTS = ROOT / "tests"
 UNIT = TESTS / "unit"
-ELSEWHERE = ("benchmarks", "docs", "gpu", "xla")
+ELSEWHERE = ("benchmarks", "docs", "gpu", "plain", "xla")
 """Folders of tests that need another environment."""
 
 

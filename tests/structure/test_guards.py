@@ -46,6 +46,13 @@ def test_children_of_the_fork_server():
     process.start()
     KEEP.append(process)
 
+def test_children_of_the_agent():
+    from notebook_accel.launch.agent import client
+    from tests.unit.launch.agent.ordering import make_order, start_worker
+    worker = start_worker(client.start(), make_order("ends.events.send(b'up'), time.sleep(600)"))
+    KEEP.append(worker)
+    assert worker.__enter__()[1].recv(2) == b"up"
+
 def test_shared_memory():
     from _posixshmem import shm_open
     fd = shm_open(f"/psm_leaked_{os.getpid()}", os.O_CREAT | os.O_RDWR, mode=0o600)
@@ -81,6 +88,10 @@ def test_a_warm_fork_server_is_no_leak():
     process.join()
     process.close()
 
+def test_an_agent_is_no_leak():
+    from notebook_accel.launch.agent import client
+    client.start()
+
 def _sleep():
     import time
     time.sleep(60)
@@ -99,6 +110,7 @@ EXPECTED = {
     "test_threads": "thread 'forgotten' is still running",
     "test_children": "runs 'sleep 60'",
     "test_children_of_the_fork_server": "multiprocessing.forkserver import main",
+    "test_children_of_the_agent": "-c import sys; sys.path[:] = ",
     "test_shared_memory": "shared memory /dev/shm/psm_leaked",
     "test_descriptors": "6 file descriptors are still open",
     "test_temp_files": "torchelastic_",
@@ -108,7 +120,7 @@ EXPECTED = {
     "test_num_threads": "number of threads",
     "test_unknown_kind": "may_leak(nothing known): the kinds are runtime",
 }
-CLEAN = ("test_allowed", "test_clean", "test_a_warm_fork_server_is_no_leak")
+CLEAN = ("test_allowed", "test_clean", "test_a_warm_fork_server_is_no_leak", "test_an_agent_is_no_leak")
 
 
 @pytest.fixture(scope="module")

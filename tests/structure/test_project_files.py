@@ -14,6 +14,7 @@ from packaging.version import Version
 
 from notebook_accel.cli.main import COMMANDS
 from tests.matrix.rows import ROWS
+from tests.plain.test_extras import PROGRAMS
 from tests.structure.source import ROOT
 
 HOME = "https://github.com/notebook-accel/notebook-accel"
@@ -70,10 +71,40 @@ def test_actions_are_pinned_to_major_versions() -> None:
 
 
 def test_make_has_the_targets_that_the_workflow_names() -> None:
-    makefile = MAKEFILE.replace("$(VENV)", find(r"^VENV := (\S+)$", MAKEFILE))
-    targets = set(re.findall(r"^([\w./-]+):(?!=)", makefile, re.MULTILINE))
+    makefile = MAKEFILE
+    for name in ("VENV", "PLAIN"):
+        makefile = makefile.replace(f"$({name})", find(rf"^{name} := (\S+)$", MAKEFILE))
+    targets = set(" ".join(re.findall(r"^([\w./ -]+):(?!=)", makefile, re.MULTILINE)).split())
     named = {word for words in words_of_commands() if words[0] == "make" for word in words[1:]}
     assert "test" in named and named <= targets
+
+
+def test_every_extra_that_users_install_is_tried_alone() -> None:
+    table = PROJECT.partition("[project.optional-dependencies]\n")[2].partition("\n[")[0]
+    extras = set(re.findall(r"^([\w-]+) = \[", table, re.MULTILINE))
+    of_this_project = {
+        "bench",
+        "browser-test",
+        "compare",
+        "dev",
+        "docs",
+        "lint",
+        "notebook-test",
+        "release",
+        "test",
+    }
+    has_another_torch = {"xla"}
+    tried = find(r"^EXTRAS := (.+)$", MAKEFILE).split()
+    assert sorted(extras - of_this_project - has_another_torch) == tried == sorted(PROGRAMS)
+
+
+def test_git_ignores_the_environments_that_make_clean_removes() -> None:
+    ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
+    names = dict(re.findall(r"^([A-Z]+) := (\.venv[\w-]*)$", MAKEFILE, re.MULTILINE))
+    removed = find(r"^clean:\n\trm -rf (.+)$", MAKEFILE)
+    assert "PLAIN" in names
+    assert not [name for name in names.values() if f"{name}/" not in ignored]
+    assert not [key for key in names if f"$({key})" not in removed]
 
 
 def test_files_and_modules_that_the_workflow_names_exist() -> None:

@@ -6,21 +6,16 @@ import contextlib
 import gc
 import inspect
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from tests.ports import reserve_port
 from tests.unit import fake_device, fake_group
 from tests.unit.multiprocess import run_ranks
-
-if sys.platform == "win32":
-    pytest.skip("fake devices are compiled for Linux and macOS", allow_module_level=True)
 
 Case = Callable[[Path], None]
 _OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -39,7 +39,8 @@ def run_script(folder: Path, text: str, *arguments: str, **variables: str) -> An
     info.mkdir(exist_ok=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: fake\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(_ENTRY)
-    script = folder / "script.py"
+    script = folder / "scripts" / "script.py"  # where an agent finds no module
+    script.parent.mkdir(exist_ok=True)
     script.write_text(text)
     environment = {
         **os.environ,

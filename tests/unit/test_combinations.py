@@ -213,6 +213,12 @@ CASES: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
     "dispatch, not placed": lambda patch: prepare_data_loader(
         DataLoader([1]), dispatch_batches=True, put_on_device=False
     ),
+    "dispatch, sharded": lambda patch: prepare_data_loader(
+        DataLoader([1]), dispatch_batches=True, put_on_device=True, already_sharded=True
+    ),
+    "stateful, own iteration": lambda patch: prepare_data_loader(
+        type("Own", (DataLoader,), {"__iter__": lambda self: iter([1])})([1]), use_stateful_dataloader=True
+    ),
     "stateful, other processes": lambda patch: StatefulLoader.start_at_batch(object(), 3),  # type: ignore[arg-type]
     "own shards, other processes": lambda patch: rounds.count_samples([(1, "2 processes")], 4),
 }

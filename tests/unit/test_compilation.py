@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import copy
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import accelerate
 import pytest
 import torch
+import torch.distributed.checkpoint
+from safetensors.torch import load_file
 from torch.nn.parallel import DistributedDataParallel
 
+from notebook_accel import init_empty_weights, load_checkpoint_and_dispatch, load_checkpoint_in_model
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.compilation import DynamoBackend, TorchDynamoPlugin
+from notebook_accel.fsdp import FullyShardedDataParallelPlugin
 from notebook_accel.state import AcceleratorState
-from notebook_accel.utils import compile_regions, has_compiled_regions, is_compiled_module
+from notebook_accel.utils import (
+    compile_regions,
+    has_compiled_regions,
+    is_compiled_module,
+    merge_fsdp_weights,
+)
+from notebook_accel.utils.modeling import get_state_dict_offloaded_model
 from tests.unit.multiprocess import run_ranks
 
 
@@ -249,3 +261,102 @@ def test_two_processes(regional: bool) -> None:
         assert seen["compiled"] == pytest.approx(seen["plain"], rel=1e-5)
         assert seen["kept"] and seen["bare"] and seen["same"] and seen["compiled whole"] is not regional
         assert seen["differ"][0] != seen["differ"][1], "no_sync holds for compiled models too"
+
+
+def make_net(is_compiled: bool, seed: int = 0) -> torch.nn.Module:
+    """Return a model of which parts are compiled by hand, or none."""
+    torch.manual_seed(seed)
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), inner, torch.nn.Linear(4, 2))
+    if is_compiled:
+        compiled: Any = torch.compile(inner[0], backend="eager")
+        inner[0] = compiled
+        compiled = torch.compile(net[2], backend="eager")
+        net[2] = compiled
+    return net
+
+
+def prepare_and_step(accelerator: Any, net: torch.nn.Module) -> tuple[torch.nn.Module, Any]:
+    model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.1))
+    accelerator.backward(model(torch.ones(2, 4)).square().sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    return model, optimizer
+
+
+def numbers(net: torch.nn.Module, optimizer: Any = None) -> list[Any]:
+    """Return all weights, and what the optimizer keeps of each."""
+    tensors = [tensor.detach() for tensor in net.parameters()]
+    if optimizer is not None:
+        states = [optimizer.state[parameter] for parameter in net.parameters()]
+        tensors += [state[key] for state in states for key in sorted(state)]
+    return [(item.full_tensor() if hasattr(item, "full_tensor") else item).tolist() for item in tensors]
+
+
+NAMES = sorted(make_net(False).state_dict())
+BOTH_WAYS = pytest.mark.parametrize(("writes", "reads"), [(True, False), (False, True), (True, True)])
+
+
+@BOTH_WAYS
+def test_weights_of_compiled_parts_have_the_names_of_the_parts(
+    tmp_path: Path, clean_runtime: None, compiler: None, writes: bool, reads: bool
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    written = prepare_and_step(accelerator, make_net(writes))
+    wanted = numbers(*written)
+    assert sorted(accelerator.get_state_dict(written[0])) == NAMES
+    for is_safe in (True, False):
+        accelerator.save_state(tmp_path / f"state-{is_safe}", is_safe)
+        for size in ("1GB", 100):
+            accelerator.save_model(written[0], tmp_path / f"model-{is_safe}-{size}", size, is_safe)
+    theirs = accelerate.Accelerator(cpu=True)
+    prepare_and_step(theirs, make_net(writes))
+    theirs.save_state(str(tmp_path / "state-theirs"))
+    theirs.save_model(written[0], str(tmp_path / "model-theirs"))
+    theirs.save_model(written[0], str(tmp_path / "model-theirs-pickled"), safe_serialization=False)
+
+    accelerator = Accelerator(cpu=True)
+    read = prepare_and_step(accelerator, make_net(reads, seed=1))
+    for where in tmp_path.glob("state-*"):
+        for options in ({}, {"assign": False}):  # the latter by the model's own code
+            prepare_and_step(Accelerator(cpu=True), read[0])
+            accelerator.load_state(where, **options)
+            assert numbers(*read) == wanted, where
+    for where in tmp_path.glob("model-*"):
+        fresh = make_net(reads, seed=1)
+        load_checkpoint_in_model(fresh, where, strict=True)
+        assert numbers(fresh) == wanted[: len(NAMES)], where
+        with init_empty_weights():
+            empty = make_net(reads)
+        parts = {"0": "cpu", "1": "cpu" if reads else "disk", "2": "cpu"}
+        load_checkpoint_and_dispatch(empty, where, parts, offload_folder=tmp_path / "offload", strict=True)
+        state = get_state_dict_offloaded_model(empty)
+        assert [state[name].tolist() for name in make_net(False).state_dict()] == wanted[: len(NAMES)], where
+
+
+def save_and_load_shards(where: Path, writes: bool, reads: bool) -> None:
+    plugin = FullyShardedDataParallelPlugin(fsdp_version=2, state_dict_type="SHARDED_STATE_DICT")
+    accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
+    written = prepare_and_step(accelerator, make_net(writes))
+    accelerator.save_state(where)
+    accelerator.save_model(written[0], where.parent / "model")
+    accelerator.free_memory()
+    read = prepare_and_step(accelerator, make_net(reads, seed=1))
+    accelerator.load_state(where)
+    assert numbers(*read) == numbers(*written)
+
+
+@BOTH_WAYS
+def test_shards_of_compiled_parts_have_the_names_of_the_parts(
+    tmp_path: Path, writes: bool, reads: bool
+) -> None:
+    run_ranks(save_and_load_shards, tmp_path / "state", writes, reads)
+    merge_fsdp_weights(tmp_path / "state" / "pytorch_model_fsdp_0", tmp_path / "merged")
+    others = {"model": {f"x.{name.replace('.weight', '._orig_mod.weight')}": torch.ones(1) for name in NAMES}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.distributed.checkpoint.save(others, checkpoint_id=tmp_path / "others", no_dist=True)
+    merge_fsdp_weights(tmp_path / "others", tmp_path / "merged-others")
+    assert sorted(load_file(tmp_path / "model" / "model.safetensors")) == NAMES
+    assert sorted(load_file(tmp_path / "merged" / "model.safetensors")) == NAMES
+    assert sorted(load_file(tmp_path / "merged-others" / "model.safetensors")) == [f"x.{n}" for n in NAMES]

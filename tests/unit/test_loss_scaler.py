@@ -78,18 +78,21 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale(clean_runtime: None, fu
     accelerator, (model,), (optimizer,) = make(fused=fused)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer.optimizer, lambda count: 0.5**count)
     scheduler = accelerator.prepare(schedule)
-    seen = []
+    seen, lower = [], []
     for factor in (1.0, float("inf"), 1.0):
+        before = accelerator.scaler.get_scale()
         accelerator.backward((model(torch.ones(1, 2)) * factor).sum())
         if factor == 1.0 and not fused:
             accelerator.clip_grad_value_(model.parameters(), 10.0)
         optimizer.step()
+        lower.append(before > accelerator.scaler.get_scale())
         scheduler.step()
         optimizer.zero_grad()
         seen.append(
             (accelerator.optimizer_step_was_skipped, *scheduler.get_last_lr(), *model.weight[0].tolist())
         )
     assert seen == [(False, 0.5, 0, 0), (True, 0.5, 0, 0), (False, 0.25, -0.5, -0.5)]
+    assert lower == [False, True, False]
     assert accelerator.scaler.state_dict()["scale"] == SCALE / 2
 
 
@@ -101,6 +104,7 @@ def test_two_optimizers_share_a_scale(clean_runtime: None) -> None:
         accelerator.clip_grad_value_([p for m in models for p in m.parameters()], 100.0)
         for optimizer in optimizers:
             optimizer.step()
+            assert accelerator.scaler.get_scale() == SCALE / (1 + round_)
             optimizer.zero_grad()
         for model in models:
             assert model.weight.tolist() == [[0, -1]], "both gradients are divided by the scale once"
@@ -118,6 +122,17 @@ def test_an_overflow_of_one_leaves_the_others_gradients_right(clean_runtime: Non
     assert models[0].weight.tolist() == [[1, 1]] and models[1].weight.tolist() == [[0, -1]]
 
 
+def test_a_look_at_the_scale_leaves_what_was_found_of_other_optimizers(clean_runtime: None) -> None:
+    accelerator, models, optimizers = make(models=2)
+    for model, factor in zip(models, (1.0, float("inf")), strict=True):
+        accelerator.backward(model(torch.tensor([[1.0, 2.0]])).sum() * factor)
+    accelerator.clip_grad_value_([p for m in models for p in m.parameters()], 100.0)
+    optimizers[1].step()
+    assert accelerator.scaler.get_scale() == SCALE / 2
+    optimizers[0].step()
+    assert [optimizer.step_was_skipped for optimizer in optimizers] == [False, True]
+
+
 def test_one_loss_after_another(clean_runtime: None) -> None:
     accelerator, models, optimizers = make(models=2)
     for _ in range(2):
@@ -128,6 +143,26 @@ def test_one_loss_after_another(clean_runtime: None) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert all(model.weight.tolist() == [[-1, -3]] for model in models)
+
+
+@pytest.mark.parametrize("clip", [False, True])
+def test_one_model_accumulates_while_the_other_ones_step_changes_the_scale(
+    clean_runtime: None, clip: bool
+) -> None:
+    accelerator, models, optimizers = make(models=2)
+    accelerator.gradient_accumulation_steps = 2
+    accelerator.scaler.set_growth_interval(1)
+    for number, value in enumerate((1.0, 3.0, 5.0, 7.0)):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(torch.tensor([[value, 0.0]])).sum())
+                if clip:
+                    accelerator.clip_grad_norm_(model.parameters(), 100.0)
+                optimizer.step()
+                optimizer.zero_grad()
+        assert [model.weight.tolist() for model in models] == [
+            [[[1, 1], [-1, 1], [-1, 1], [-7, 1]][number]]
+        ] * 2
 
 
 def test_gradients_accumulate_scaled(clean_runtime: None) -> None:
@@ -207,7 +242,7 @@ def test_the_scale_is_settled_where_it_is_saved() -> None:
         scaler.scale(weight * float("inf")).backward()
         scaler.step(optimizer)
         scaler.request_update()
-    assert scaler.get_scale() == 2.0 and scaler.found_inf(optimizer)
+    assert scaler.get_scale() == 1.0 and scaler.found_inf(optimizer), "the loss before had a scale of 2"
     copied = copy.deepcopy(scaler)
     assert pickle.loads(pickle.dumps(scaler)).get_scale() == copied.get_scale() == 1.0
     fresh = LossScaler("cpu")

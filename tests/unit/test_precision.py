@@ -56,7 +56,11 @@ def test_unwrapping_gives_the_forward_back(clean_runtime: None) -> None:
     assert accelerator.unwrap_model(model) is model and isinstance(model.forward, MixedForward)
     assert accelerator.unwrap_model(model, keep_fp32_wrapper=False) is model
     assert getattr(model.forward, "__func__", None) is Model.forward
-    assert set(vars(model)) - set(vars(Model())) <= {"_is_accelerate_prepared", "_prepared_for_processes"}
+    assert set(vars(model)) - set(vars(Model())) <= {
+        "_is_accelerate_prepared",
+        "_prepared_for_processes",
+        "_prepared_by",
+    }
 
 
 def test_a_mixed_model_can_be_copied_and_pickled() -> None:

@@ -44,14 +44,16 @@ def test_all_are_here() -> None:
     assert requirements.find_missing() == []
 
 
-@pytest.mark.parametrize(("code", "names"), [(EXTENSION, THREE), (PUBLIC, ("cloudpickle",))])
+@pytest.mark.parametrize(
+    ("code", "names"), [(EXTENSION, THREE), (PUBLIC, ("cloudpickle",)), (f"import torch{PUBLIC}", ("numpy",))]
+)
 def test_an_import_names_all_that_is_missing(code: str, names: tuple[str, ...]) -> None:
     done = run(names, code)
     assert done.returncode == 0, done.stderr
     sentence = (
         SENTENCE
         if names == THREE
-        else "notebook_accel needs cloudpickle, which is not installed: pip install '"
+        else f"notebook_accel needs {names[0]}, which is not installed: pip install '"
     )
     assert done.stdout.startswith(f"ImportError {sentence}")
 

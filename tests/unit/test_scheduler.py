@@ -111,6 +111,25 @@ def test_one_cycle_stops_at_its_total_steps() -> None:
     assert inner.last_epoch == 10
 
 
+def test_a_metric_is_one_observation_whatever_the_processes() -> None:
+    runtime = of_world(4)
+    _, optimizer, _ = make(runtime)
+    plateau = ReduceLROnPlateau(optimizer.optimizer, patience=2, factor=0.5)
+    by_hand = ReduceLROnPlateau(
+        torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0), patience=2, factor=0.5
+    )
+    scheduler = AcceleratedScheduler(plateau, optimizer, runtime=runtime)
+    for number in range(8):
+        optimizer.step()
+        runtime.gradient.sync_gradients = number % 2 == 0  # an epoch may end while gradients accumulate
+        scheduler.step(metrics=1.0)
+        by_hand.step(1.0)
+        assert scheduler.get_last_lr() == by_hand.get_last_lr()
+    runtime.gradient.num_blocks = 1
+    scheduler.step(1.0)
+    assert plateau.last_epoch == 8, "in a block of `accumulate` it waits, as all schedulers do"
+
+
 def test_arguments_and_state_pass_through() -> None:
     runtime = of_world(1)
     _, optimizer, _ = make(runtime)

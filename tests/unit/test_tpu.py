@@ -157,8 +157,8 @@ def test_one_process_can_use_all(machine: Machine, torch_xla: None) -> None:
         check(tpu_mode="spmd", num_processes=4)
     with pytest.raises(ValueError, match="tpu_mode='threads': choose among 'process', 'spmd'"):
         check(tpu_mode="threads")
-    with pytest.raises(ValueError, match="tpu_mode='spmd' with engine='elastic'"):
-        check(tpu_mode="spmd", engine="elastic")
+    with pytest.raises(ValueError, match="tpu_mode='spmd' with engine='local'"):
+        check(tpu_mode="spmd", engine="local")
 
 
 def test_what_is_missing_is_said(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_what_is_missing_is_said(machine: Machine, monkeypatch: pytest.MonkeyPat
     ):
         check(num_processes=2)
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
-    assert check(num_processes=2).engine == "elastic"
+    assert check(num_processes=2).engine == "local"
 
 
 def test_a_tpu_is_needed_or_the_cpu_named(
@@ -208,7 +208,7 @@ def test_sessions_are_for_other_devices(machine: Machine, torch_xla: None) -> No
     ):
         check(serve=print)
     on_cpus = check(serve=print, num_processes=2, environment={"ACCELERATE_USE_CPU": "true"})
-    assert on_cpus.engine == "elastic"
+    assert on_cpus.engine == "local"
 
 
 def test_chips_that_the_kernel_holds_are_named(

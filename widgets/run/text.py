@@ -56,14 +56,6 @@ class TextDisplay(Sink):
         """Show the final text."""
         self._draw()
 
-    def follow(self, run: Run) -> None:
-        """Show the same run by another object of it.
-
-        Args:
-            run: takes the place of the one before.
-        """
-        self._run = run
-
     def again(self) -> bool:
         """Show the text in the cell that runs now, too.
 
@@ -117,14 +109,6 @@ class PrintedRun(TextSink):
             self.note(f"{self._run!r}; result() raises it")
         super().close()
 
-    def follow(self, run: Run) -> None:
-        """Show the same run by another object of it.
-
-        Args:
-            run: takes the place of the one before.
-        """
-        self._run = run
-
     def again(self) -> bool:
         """Show the run as a text in the cell that runs now.
 
@@ -177,16 +161,6 @@ class ErrorsOnly(Sink):
             self._view.close()
         elif self._run.job.background and self._run.status == "failed":
             self.note(f"{self._run!r}; result() raises it")
-
-    def follow(self, run: Run) -> None:
-        """Show the same run by another object of it.
-
-        Args:
-            run: takes the place of the one before.
-        """
-        self._run = run
-        if self._view is not None:
-            self._view.follow(run)
 
     def again(self) -> bool:
         """Open the view of widgets in the cell that runs now.

@@ -96,14 +96,6 @@ class RunView(Sink):
                 self._shown.clear()
             self._meter.close()
 
-    def follow(self, run: Run) -> None:
-        """Show the same run by another object of it.
-
-        Args:
-            run: takes the place of the one before.
-        """
-        self._run = run
-
     def again(self) -> bool:
         """Show the view in the cell that runs now, too.
 

@@ -74,7 +74,7 @@ def find_loopback_interface() -> str | None:
     On a single node Gloo uses this interface. By default it would use the address of the machine's own name, and some
     machines cannot resolve their own name.
     """
-    names = {name for _, name in socket.if_nameindex()} if hasattr(socket, "if_nameindex") else set()
+    names = {name for _, name in socket.if_nameindex()}
     return next((name for name in ("lo", "lo0") if name in names), None)
 
 

@@ -4,9 +4,9 @@ The first optimizer or DistributedDataParallel of a process imports `torch._dyna
 core, and every launch has new workers. A worker that is forked from a process with `torch._dynamo` already has it. The
 import starts no thread, touches no device and changes no signal handler, so this process can be forked after it.
 
-The import happens right before the workers start, unless a kernel had time for it before (`idle`), and only for a
-function that trains. Without it each worker would spend the same time, so the first launch is not slower, and it is
-faster if workers share cores. The code of the function says whether it trains. Other ways are worse:
+The import happens right before the workers start, unless a kernel had time for it before (`agent.background`), and
+only for a function that trains. Without it each worker would spend the same time, so the first launch is not slower,
+and it is faster if workers share cores. The code of the function says whether it trains. Other ways are worse:
 
 - If a worker reported that it needs the compiler, the second launch would still pay for the import.
 - If a thread did the import, it might hold a lock during a fork.
@@ -34,8 +34,6 @@ import torch
 from ... import collector, environ, interrupts
 
 MODULE: Final = "torch._dynamo"
-_PARTS: Final = ("sympy", "torch.distributed.fsdp", MODULE)
-"""What the import of the compiler consists of; each takes some tenths of a second."""
 _TRAINING_NAMES: Final = {"optim", "torch.optim", "backward"}
 _OTHER_NAMES: Final = {"prepare", "DistributedDataParallel", "use_deterministic_algorithms"}
 """Of what imports the compiler besides: wrapped models that are only evaluated, and a setting of it."""
@@ -63,24 +61,16 @@ def load_for(function: Any) -> bool:
     return True
 
 
-def list_missing_parts() -> list[str]:
-    """Return what `load` has to import, one after the other, until this process has torch's compiler."""
-    return [] if is_loaded() else [name for name in _PARTS if name not in sys.modules]
-
-
-def load(name: str = MODULE) -> None:
-    """Import torch's compiler, or a part of it.
+def load() -> None:
+    """Import torch's compiler.
 
     The environment variables do not change. An interrupt is delayed to the end of the import, because Python could not
     repeat half an import. If the import fails, nothing is raised here: the worker that needs the compiler will fail.
-
-    Args:
-        name: the compiler, or one of `list_missing_parts`.
     """
     with interrupts.delay_interrupt():
         saved = environ.snapshot()
         with contextlib.suppress(Exception), collector.pause():
-            importlib.import_module(name)
+            importlib.import_module(MODULE)
         environ.restore(saved)  # the import sets a cache folder; a compilation sets it again
 
 

@@ -8,8 +8,8 @@ of Python and of ZeroMQ do no harm. Those of OpenBLAS do no harm either, because
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
-import re
 import sys
 import threading
 import time
@@ -24,9 +24,9 @@ import torch
 from ... import devices, probes, runtime
 from . import cuda_use
 
-_CELL: Final = re.compile(r"ipykernel_\d+|<ipython-input-|<string>")
 _DEVICE_FILES: Final = {"/dev/nvidia-uvm": "CUDA", "/dev/kfd": "ROCm"}
-_HARMLESS: Final = ("ZMQ", "pt_tcpstore")  # how the names of threads start that a forked worker does not need
+_HARMLESS: Final = ("ZMQ", "jemalloc", "pt_tcpstore")
+"""How the names of threads start that a forked worker does not need: jemalloc, of pyarrow, prepares for forks."""
 _SPINNING_SECONDS: Final = 0.1  # of CPU time of the thread
 _WAITING_SECONDS: Final = 2.0
 
@@ -60,18 +60,20 @@ def reasons() -> list[Reason]:
         else:
             found.append(Reason(what=f"{kind.upper()} was initialised", cause=cause))
     if not initialized:
-        found += [Reason(what=text, cause=cause) for text in _find_open_devices()]
+        found += [Reason(what=text, cause=cause) for text in find_open_devices()]
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         found.append(Reason(what="a process group was made"))
-    if runtime.current() is not None:
+    if _has_state():
         found.append(Reason(what="an Accelerator or PartialState was made"))
+    if any(child.daemon for child in multiprocessing.active_children()):
+        found.append(Reason(what="worker processes of a data loader or pool serve this process"))
     return found + [Reason(what=text) for text in find_native_threads()]
 
 
-def may_pass() -> bool:
-    """Return whether one of the reasons may end: a process group or an Accelerator is there."""
-    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return has_group or runtime.current() is not None
+def _has_state() -> bool:
+    """Return whether there is a run; Accelerate's own would be that of forks too, each of which would train alone."""
+    theirs = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    return runtime.current() is not None or bool(getattr(theirs, "_shared_state", None))
 
 
 def describe_first_use(stack: Sequence[traceback.FrameSummary] | None) -> str:
@@ -85,7 +87,7 @@ def describe_first_use(stack: Sequence[traceback.FrameSummary] | None) -> str:
     """
     if not stack:
         return ""
-    cell = next((i for i in range(len(stack) - 1, -1, -1) if _CELL.search(stack[i].filename)), None)
+    cell = next((i for i in range(len(stack) - 1, -1, -1) if probes.is_cell(stack[i].filename)), None)
     below = stack[cell + 1 :] if cell is not None else stack
     imported = [frame for frame in below if frame.name == "<module>" and not frame.filename.startswith("<")]
     parts = []
@@ -93,7 +95,7 @@ def describe_first_use(stack: Sequence[traceback.FrameSummary] | None) -> str:
         parts.append(f"the import of {_module_name(imported[0].filename)}")
     where = stack[cell] if cell is not None else stack[-1] if not imported else imported[0]
     line = (where.line or "").strip()
-    place = f"{describe_file(where.filename)}, line {where.lineno}" + (f" ({line})" if line else "")
+    place = f"{probes.describe_file(where.filename)}, line {where.lineno}" + (f" ({line})" if line else "")
     return " in ".join([*parts, place])
 
 
@@ -157,8 +159,6 @@ def _check_thread(task: Path, libraries: list[tuple[int, int, str]]) -> str:
 
 def _cpu_seconds(task: Path) -> float:
     """Return the seconds of CPU time that a thread has used; 0 if the system does not say."""
-    if sys.platform == "win32":
-        return 0.0
     try:
         fields = (task / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -178,7 +178,7 @@ def _find_libraries() -> list[tuple[int, int, str]]:
     return found
 
 
-def _find_open_devices() -> list[str]:
+def find_open_devices() -> list[str]:
     """Return which device drivers this process has open.
 
     Other libraries than torch may have opened them. torch does so too where it only counts devices: always in
@@ -195,30 +195,6 @@ def _find_open_devices() -> list[str]:
         for path, name in _DEVICE_FILES.items()
         if path in found
     ]
-
-
-def is_cell(filename: str) -> bool:
-    """Return whether a file name is one that Python gives to the code of a cell.
-
-    Args:
-        filename: `co_filename` of a code object.
-    """
-    return bool(_CELL.search(filename))
-
-
-def describe_file(filename: str) -> str:
-    """Return how messages name a file.
-
-    Args:
-        filename: `co_filename` of a code object.
-
-    Returns:
-        `cell In[3]` for the code of a cell, `a cell` if its number is not known, else the file name.
-    """
-    if not _CELL.search(filename):
-        return filename
-    numbers = getattr(getattr(probes.find_shell(), "compile", None), "_filename_map", {})
-    return f"cell In[{numbers[filename]}]" if filename in numbers else "a cell"
 
 
 def _module_name(filename: str) -> str:

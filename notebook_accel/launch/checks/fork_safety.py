@@ -15,24 +15,19 @@ from . import fork_obstacles
 def resolve_start_method(problems: list[Exception], job: Job) -> StartMethod:
     """Return how the processes of a job start.
 
-    `auto` becomes `fork` if this process may be forked, else `forkserver`; on Windows `spawn`.
+    `auto` becomes `fork` if this process may be forked, else `fresh`.
 
     Args:
         problems: takes what is wrong with the user's choice.
         job: its start method is the user's choice.
 
     Returns:
-        `fork`, `forkserver` or `spawn`.
+        `fork` or `fresh`.
     """
     asked = job.start_method
-    if sys.platform == "win32" and asked in ("fork", "forkserver"):
-        problems.append(ValueError(f"start_method={asked!r}: Windows has 'spawn' only; choose 'auto'"))
-    if sys.platform == "win32":
-        _check_directory(problems)
-        return "spawn"
     if asked == "auto" and isinstance(job.function, Script):
-        asked = "spawn"  # what libraries read as they are imported is to be as it would be without a launcher
-    if asked in ("forkserver", "spawn"):
+        asked = "fresh"  # what libraries read as they are imported is to be as it would be without a launcher
+    if asked == "fresh":
         _check_directory(problems)
         return asked
     found = list(map(str, fork_obstacles.reasons()))
@@ -46,7 +41,7 @@ def resolve_start_method(problems: list[Exception], job: Job) -> StartMethod:
         problems.append(ValueError(text))
     if asked == "auto" and choose_start_method(found) != "fork":
         _check_directory(problems)
-        return "forkserver"
+        return "fresh"
     return "fork"
 
 
@@ -56,9 +51,7 @@ def choose_start_method(reasons: Sequence[object]) -> StartMethod:
     Args:
         reasons: why this process may not be forked; empty if it may be.
     """
-    if sys.platform == "win32":
-        return "spawn"
-    return "fork" if sys.platform == "linux" and not reasons else "forkserver"
+    return "fork" if sys.platform == "linux" and not reasons else "fresh"
 
 
 def _check_directory(problems: list[Exception]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import importlib
 import time
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from ... import devices
 from ...config.launch_options import Returns, StartMethod
-from ...events import Event, Failure, Phase
+from ...events import Failure, Phase
 from ...stream.record import RunRecord
 from ..job import Job
-from ..supervise import standby
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
 
@@ -30,15 +28,14 @@ AUTO: Final = "auto"
 """In place of an engine's name: preflight chooses the engine."""
 BUILT_IN: Final[Mapping[str, str]] = {
     "inprocess": "inprocess:InProcessEngine",
-    "elastic": "local:LocalEngine",
+    "local": "local:LocalEngine",
     "ray": "ray.engine:RayEngine",
     "slurm": "slurm.engine:SlurmEngine",
     "ssh": "ssh.engine:SshEngine",
     "xla": "xla:XlaEngine",
 }
 """Our own engines, by name: module and class."""
-_START_METHODS: Final = {"fork": "forked", "forkserver": "from a fork server", "spawn": "spawned"}
-_COPIED: Final = "from a clean copy of this kernel"
+_START_METHODS: Final = {"fork": "forked", "fresh": "fresh"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,21 +82,6 @@ class Outcome:
         return self.values[min(self.values)] if returns == "first" else None
 
 
-def deliver_while_there(method: Deliver) -> Deliver:
-    """Return a function that passes events on to an object as long as it is there, and does not keep it.
-
-    Args:
-        method: of the object.
-    """
-    reference = weakref.WeakMethod(method)
-
-    def deliver(events: Sequence[Event]) -> None:
-        if (found := reference()) is not None:
-            found(events)
-
-    return deliver
-
-
 class Engine(ABC):
     """Starts the processes of a run and watches them to the end. Subclasses implement `run`.
 
@@ -123,7 +105,7 @@ class Engine(ABC):
     has_workers: ClassVar[bool] = True
     on_this_node: ClassVar[bool] = True
     drives_nodes: ClassVar[bool] = False
-    start_methods: ClassVar[tuple[StartMethod, ...]] = ("fork", "forkserver", "spawn")
+    start_methods: ClassVar[tuple[StartMethod, ...]] = ("fork", "fresh")
     refuses: ClassVar[Mapping[str, str]] = {}
 
     def count(self, options: Mapping[str, Any], kind: devices.DeviceKind) -> int:
@@ -154,7 +136,7 @@ class Engine(ABC):
 
         Args:
             job: what is to run. Its start method is the user's choice.
-            start_method: how its workers will start: `fork`, `forkserver` or `spawn`.
+            start_method: how its workers will start: `fork` or `fresh`.
 
         Returns:
             Whether anything was imported.
@@ -258,7 +240,7 @@ class Engine(ABC):
         """
         kind, count, place = job.device_kind, job.local_world_size, job.rendezvous
         what = f"{count} {kind.label} process" if count == 1 else f"{count} {kind.label} processes"
-        how = f" ({_describe_start(job)})" if job.distributed else ", this one"
+        how = f" ({_START_METHODS[job.start_method]})" if job.distributed else ", this one"
         node = f", node {place.node_rank} of {place.num_nodes}" if place.num_nodes > 1 else ""
         if place.is_elastic:
             node = f", a node of {place.min_nodes} to {place.num_nodes}"
@@ -266,11 +248,6 @@ class Engine(ABC):
         reason = f": {remark}" if remark else ""
         text = "" if job.quiet else f"Launching {job.name} on {what}{how}{node}{reason}."
         return Phase(rank=-1, time=time.time(), name="starting", detail=text)
-
-
-def _describe_start(job: Job) -> str:
-    found = standby.find_usable(job.options) if job.start_method == "forkserver" else None
-    return _COPIED if found is not None and found.is_copy else _START_METHODS[job.start_method]
 
 
 def names() -> list[str]:

@@ -14,7 +14,7 @@ from ...takeover import finder
 from ..checks import xla_runtime
 from ..children import start_as_in_workers
 from ..job import Job
-from ..supervise import socket_folder
+from ..leftovers import make_sockets_folder
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
 from ..worker.order_listener import make_pulse
@@ -45,12 +45,12 @@ class InProcessEngine(Engine):
         deliver([self.announce(job)])
         if environ.flag_in(job.environment, finder.VARIABLE):
             finder.take_over_accelerate()
+        make_sockets_folder()
         before, reporter_before = runtime.slot(), runtime.reporter()
         runtime.enter(runtime.Slot())
         runtime.set_reporter(CellReporter(deliver, control))
         try:
             with (
-                socket_folder.keep_tidy(),
                 environ.patch_environment(**job.environment),
                 start_as_in_workers(),
                 interrupts.allow_interrupt(),

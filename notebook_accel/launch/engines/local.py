@@ -1,4 +1,4 @@
-"""Several processes on this machine: forked, from a fork server, or spawned.
+"""Several processes on this machine: forks of this one, or fresh ones.
 
 Where this machine is one node of several, an agent of torch elastic leads its processes; see `nodes.agent`. One machine
 alone needs no agent, whose import takes as long as the start of its processes.
@@ -17,15 +17,13 @@ from torch.distributed import TCPStore
 from ... import collector, interrupts
 from ...stream.record import RunRecord
 from ...topology import Topology
-from .. import signals
+from ..agent.parent_state import ParentState
 from ..checks import compiler_preload
 from ..job import Job
-from ..supervise import script_group
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
 from ..supervise.local_group import LocalWorkerGroup
 from ..supervise.worker_group import Attempt
-from ..transfer.parent_state import ParentState
 from ..transfer.shared_memory import SharedPickle
 from ..transfer.unpicklable import pack_job
 from ..worker import environment
@@ -54,7 +52,7 @@ class Plan:
 class LocalEngine(GroupEngine[Plan]):
     """Starts one process for each rank on this machine."""
 
-    name = "elastic"
+    name = "local"
     refuses: ClassVar[Mapping[str, str]] = {
         "address": "it starts processes on this machine, by itself",
         "tpu_mode": "each of its processes has one device; engine 'auto' or 'xla' is needed",
@@ -82,11 +80,12 @@ class LocalEngine(GroupEngine[Plan]):
         with contextlib.ExitStack() as stack:
             payload: Any = (job.function, job.args)
             if job.start_method != "fork":
-                pickled = pack_job(job.function, job.args, job.name)
+                pickled = pack_job(job.function, job.args, job.name, share=True)
                 with interrupts.delay_interrupt():
                     payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
-            stack.enter_context(signals.keep_exit_codes())
-            plan = Plan(payload=payload, parent_state=ParentState.capture(job), setup=self.worker_setup(job))
+            needed = [compiler_preload.MODULE] if compiler_preload.is_needed_by(job.function) else []
+            state = ParentState.capture(job, needed)
+            plan = Plan(payload=payload, parent_state=state, setup=self.worker_setup(job))
             try:
                 yield plan
             finally:
@@ -102,8 +101,7 @@ class LocalEngine(GroupEngine[Plan]):
         plan.store = None  # the next one may need its port
         plan.store = stores.open_store(job.rendezvous)
         environments = make_environments(job, plan.parent_state, plan.store.port, attempt.number)
-        kind = script_group.choose(job, plan.setup)
-        return kind(
+        return LocalWorkerGroup(
             attempt,
             payload=plan.payload,
             environments=environments,

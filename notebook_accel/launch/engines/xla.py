@@ -86,7 +86,7 @@ class XlaEngine(LocalEngine):
         Returns:
             Whether anything was imported.
         """
-        return start_method != "spawn" and xla_runtime.load()
+        return start_method == "fork" and xla_runtime.load()
 
     def remark(self, job: Job) -> str:
         """Say why workers are not forked, if this process has started the XLA runtime.

@@ -1,4 +1,4 @@
-"""In the notebook: notices that no rank does anything any more, and asks each where it is."""
+"""In the notebook: notices that ranks do nothing any more, and asks each where it is."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ _DEAF_SECONDS: Final = 3.0  # in which stacks arrive as lines of the ranks that 
 
 
 class HangWatch:
-    """Reports where each rank is, once per hang.
+    """Reports where each rank is, once per hang of a run or of a session's call.
 
-    A run hangs when nothing was heard of any rank for a while. Everything that a rank does counts: a step, a batch, a
+    They hang when nothing was heard of any rank for a while. Everything that a rank does counts: a step, a batch, a
     line, a bar, a metric, a display, a collective that is entered or left.
 
     Args:
-        timeout: seconds without anything after which the run hangs; None for never.
+        timeout: seconds after which it is reported; None for never.
         tell: sends an order to a rank.
         deliver: takes the report.
         send_signal: sends a signal to the process of a rank.
         find_state: says why the process of a rank cannot go on, as `hang_report.find_process_state` does.
+        find_node: says the host or node of a rank, where that needs a word.
     """
 
     def __init__(
@@ -36,12 +37,14 @@ class HangWatch:
         deliver: Callable[[Sequence[Event]], None],
         send_signal: Callable[[int, int], object],
         find_state: Callable[[int], str],
+        find_node: Callable[[int], str],
     ) -> None:
         self._timeout = timeout
         self._tell = tell
         self._deliver = deliver
         self._send_signal = send_signal
         self._find_state = find_state
+        self._find_node = find_node
         self._own_news = self._news = time.monotonic()
         self._asked_at: float | None = None
         self._is_reported = False
@@ -81,32 +84,31 @@ class HangWatch:
         for event in events:
             if isinstance(event, StackReport):
                 self._stacks[event.rank] = event
-            elif not isinstance(event, (Held, Ended)):
-                self._hear()
-
-    def _hear(self) -> None:
-        now = time.monotonic()
-        if now >= self._deaf_until:
-            self._own_news = self._news = now
-            self._begin_anew()
+            elif not isinstance(event, (Held, Ended)) and time.monotonic() >= self._deaf_until:
+                self.begin()
 
     def _begin_anew(self) -> None:
         self._asked_at, self._is_reported, self._others_ask = None, False, False
+
+    def begin(self) -> None:
+        """Count from now: something was heard, or a call of a session begins."""
+        self._own_news = self._news = time.monotonic()
+        self._begin_anew()
 
     def look(
         self,
         running: Mapping[int, int],
         ready: Collection[int],
         returned: Collection[int],
-        nodes: Mapping[int, str] | None = None,
+        absent: Collection[int] = (),
     ) -> str:
-        """Ask or report where that is due; comes several times a second.
+        """Ask the ranks, or report, where that is due; comes several times a second.
 
         Args:
             running: process ids by rank, of ranks that have not ended.
             ready: ranks whose process can be asked.
             returned: ranks that have returned.
-            nodes: the host or node of each rank by its number, where that needs a word; None for none.
+            absent: ranks that take no part in the call of a session.
 
         Returns:
             The report of a hang at the look that reports it, else empty.
@@ -120,21 +122,27 @@ class HangWatch:
             if asked != running.keys():
                 patience = max(patience, _START_SECONDS)
             if now - self._news >= patience or self._others_ask:
-                self._asked_at, self._others_ask = now, False
-                self._stacks.clear()
-                for rank in asked:
-                    self._tell(StackOrder(rank=rank, time=time.time()))
+                self._others_ask = False
+                self._ask(asked)
             return ""
-        silent = asked - self._stacks.keys()
-        if silent and now - self._asked_at < _ANSWER_SECONDS:
+        if asked - self._stacks.keys() and now - self._asked_at < _ANSWER_SECONDS:
             return ""
+        stacks = {rank: stack for rank, stack in self._stacks.items() if rank in running}
+        states = {rank: state for rank in running.keys() - stacks.keys() if (state := self._find_state(rank))}
+        nodes = {rank: node for rank in running if (node := self._find_node(rank))}
         self._is_reported = True
         self._deaf_until = now + _DEAF_SECONDS
-        stacks = {rank: stack for rank, stack in self._stacks.items() if rank in running}
-        mute = {rank: state for rank in running.keys() - stacks.keys() if (state := self._find_state(rank))}
-        text = hang_report.describe_hang(stacks, running, ready, returned, now - self._news, mute, nodes)
+        text = hang_report.describe_hang(
+            stacks, running, ready, returned, absent, now - self._news, states, nodes
+        )
         self._deliver([Notice(rank=-1, time=time.time(), text=text)])
         if STACK_SIGNAL is not None:
-            for rank in silent - mute.keys():
+            for rank in asked - stacks.keys() - states.keys():
                 self._send_signal(rank, STACK_SIGNAL)
         return text
+
+    def _ask(self, ranks: Collection[int]) -> None:
+        self._asked_at = time.monotonic()
+        self._stacks.clear()
+        for rank in ranks:
+            self._tell(StackOrder(rank=rank, time=time.time()))

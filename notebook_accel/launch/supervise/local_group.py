@@ -1,42 +1,50 @@
-"""The worker processes of one attempt on this node: forked, from a fork server, or spawned."""
+"""The worker processes of one attempt on this node: forks of this process, or started by its agent."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import multiprocessing
 import os
+import pickle
 import signal
+import socket
 import sys
 import threading
 import time
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing import resource_tracker
-from typing import Any, ClassVar, Final, NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from multiprocessing import Pipe, connection, process, resource_tracker
+from typing import Any, ClassVar, Final, Protocol
 
-import psutil
+import torch.multiprocessing
 
-from ... import interrupts, runtime
+from ... import interrupts
 from ...errors import LaunchError
-from ...events import Event, Notice, Order, Phase
-from ...stream.inbox import Inbox
-from ...stream.wire import GO, PipeEnd
+from ...events import Event, Failure, Notice, Order, Phase, Result
+from ...stream.inbox import Channel, End, Inbox
+from ...stream.readable import wait_readable
+from ...stream.wire import GO
 from .. import children, descriptors, signals
-from ..leftovers import Leftovers, kill_session
-from ..transfer.parent_state import ParentState
-from ..worker import early, environment
-from ..worker.main import WorkerSpec, main
-from . import fork_server, hang_report, socket_folder
-from .end_watch import EndWatch, HasExitCode
-from .memory_kills import MemoryKills
-from .starting import FORKS_AT_ONCE, Joint, Starting, WorkerEnds
+from ..agent import client
+from ..agent.orders import WorkerOrder
+from ..agent.parent_state import ParentState
+from ..agent.worker import FreshWorker
+from ..checks import patches
+from ..leftovers import Leftovers, kill_session, make_sockets_folder
+from ..memory_kills import MemoryKills
+from ..script import Script
+from ..transfer.shared_memory import SharedPickle
+from ..worker import environment
+from ..worker.main import WorkerEnds, WorkerSpec, main
+from . import hang_report
 from .worker_group import Attempt, Member, WorkerGroup
 
+SCRIPT_GRACE_SECONDS: Final = 30.0
+"""How long scripts have to end after a signal, as under torch elastic: they may save what they have."""
 _KILL_SECONDS: Final = 30.0  # the system takes a while to take down a large process
-_REDIRECTING: Final = threading.Lock()
+_LOOK_SECONDS: Final = 0.05
+_STOPPED_SECONDS: Final = 0.5  # longer than a look of a debugger takes
+_NOTHING: Final = pickle.dumps(None)
 _ADVICE: Final = {
     errno.EAGAIN: "raise the limit on processes (ulimit -u, or pids.max of the control group), or start fewer",
     errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
@@ -47,11 +55,59 @@ _ADVICE: Final = {
 }
 
 
-class WorkerProcess(HasExitCode, Protocol):
-    """What the group asks of a worker's process; those of `multiprocessing` have it."""
+class _Process(Protocol):
+    """The process of a worker, whoever has started it.
 
-    def join(self) -> None: ...
-    def close(self) -> None: ...
+    Attributes:
+        pid: 0 before it has started.
+        exitcode: negative for a signal; None while it runs, and where nobody knows it.
+    """
+
+    @property
+    def pid(self) -> int: ...
+    @property
+    def exitcode(self) -> int | None: ...
+    def fileno(self) -> int:
+        """Return the descriptor that can be read when `look` has news."""
+
+    def look(self) -> bool:
+        """Return whether it has ended."""
+
+    def close(self) -> None:
+        """Give back what it holds."""
+
+
+class _Fork:
+    """A process that was forked from this one.
+
+    Args:
+        forked: the process, just started.
+    """
+
+    def __init__(self, forked: Any) -> None:
+        self._process = forked
+        self.pid: int = forked.pid
+        self.exitcode: int | None = None
+        self._pidfd = -1
+        if sys.platform == "linux":
+            with contextlib.suppress(AttributeError, OSError):  # an old system, or a sandbox
+                self._pidfd = os.pidfd_open(self.pid)
+
+    def fileno(self) -> int:
+        return self._pidfd if self._pidfd >= 0 else int(self._process.sentinel)
+
+    def look(self) -> bool:
+        has_ended = wait_readable(self.fileno(), 0)  # first: of one that ends now the code is known later
+        self.exitcode = self._process.exitcode  # None where other code has waited for it
+        return has_ended or self.exitcode is not None
+
+    def close(self) -> None:
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        if self.exitcode is not None:
+            self._process.close()
+        else:  # nobody knows how it ended, or it does not end
+            children.forget(self._process)
 
 
 @dataclass(kw_only=True)
@@ -60,25 +116,88 @@ class _LocalMember(Member):
 
     Attributes:
         process: the process.
-        lifeline: our end of a pipe; the worker is killed when it closes.
-        end: says whether the process has ended.
-        watched: the descriptor of `end` that the inbox watches; -1 for none.
+        joint: what joins it with this process.
     """
 
-    process: WorkerProcess
-    lifeline: PipeEnd
-    end: EndWatch
-    watched: int = -1
+    process: _Process
+    joint: _Joint
 
 
-class _Prepared(NamedTuple):
-    rank: int
-    joint: Joint
-    begin: Callable[[], WorkerProcess]
+class _Joint:
+    """What joins one worker with this process: its own ends go to the worker and are closed here then.
+
+    Raises:
+        OSError: the system gives no further descriptor; none is left open.
+    """
+
+    def __init__(self) -> None:
+        self._forking: int | None = None  # the thread that forks the worker
+        self._ends: list[Any] = []
+        self._theirs: list[Any] = []
+        try:
+            self.events, their_events = self._note(socket.socketpair())
+            their_events.setblocking(True)  # a cell may have set a default timeout
+            self.stdout, their_stdout = self._note(Pipe(duplex=False))
+            self.stderr, their_stderr = self._note(Pipe(duplex=False))
+            self.lifeline, their_lifeline = self._note(Pipe(duplex=False)[::-1])
+        except BaseException:
+            self.close()
+            raise
+        self.theirs = WorkerEnds(
+            events=their_events, stdout=their_stdout, stderr=their_stderr, lifeline=their_lifeline.fileno()
+        )
+        descriptors.keep_from_forks(self)
+
+    def _note(self, pair: tuple[Any, Any]) -> tuple[Any, Any]:
+        self._ends.append(pair[0])
+        self._theirs.append(pair[1])
+        return pair
+
+    @property
+    def channels(self) -> dict[Channel, End]:
+        """Our ends of what the worker sends; the inbox closes them."""
+        return {"events": self.events, "stdout": self.stdout, "stderr": self.stderr}
+
+    def filenos(self) -> list[int]:
+        """Return the descriptors that no process keeps that is forked now, but the worker its own."""
+        theirs = [] if self._forking == threading.get_ident() else self._theirs
+        return [fd for end in (*self._ends, *theirs) if (fd := _find_fd(end)) >= 0]
+
+    @contextlib.contextmanager
+    def forking(self) -> Iterator[None]:
+        """Let what this thread forks in the block keep the worker's ends."""
+        self._forking = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._forking = None
+
+    def close_theirs(self) -> None:
+        """Close the worker's ends: it has its own copies."""
+        while self._theirs:  # none is in the list once it is closed: another thread may fork in between
+            self._theirs.pop().close()
+
+    def close(self) -> None:
+        """Close all."""
+        descriptors.forget(self)
+        self.close_theirs()
+        while self._ends:
+            self._ends.pop().close()
+
+
+def _find_fd(end: Any) -> int:
+    """Return the descriptor of a socket or pipe, -1 where the inbox has closed it."""
+    try:
+        return int(end.fileno())
+    except OSError:
+        return -1
 
 
 class LocalWorkerGroup(WorkerGroup[_LocalMember]):
-    """The worker processes of one attempt on this node; each leads a process group of its own.
+    """The worker processes of one attempt on this node; each leads a session of its own.
+
+    A script's ranks are fresh interpreters that do nothing else, where the engine has nothing to set up in them. Their
+    exit codes say how they ended, as without a launcher: a script returns nothing.
 
     Args:
         attempt: the job, its start method resolved, and the ways to the run.
@@ -104,14 +223,16 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         self._environments = environments
         self._parent_state = parent_state
         self._setup = setup
+        self._is_first = attempt.number == 0
         self._threads = environment.count_threads(self._job)
         self._inbox = Inbox()
-        self._number = 1  # of the worker that is prepared or started
-        self._sockets = socket_folder.WorkersFolder()
+        self._sockets = make_sockets_folder()
         self._memory_kills = MemoryKills()
         self._leftovers = Leftovers()
-        self._context = multiprocessing.get_context(self._job.start_method)
         descriptors.keep_from_forks(self)
+        self._is_forked = self._job.start_method == "fork"
+        function = self._job.function
+        self._script = function if isinstance(function, Script) and not (self._is_forked or setup) else None
 
     # -- starting
 
@@ -122,24 +243,34 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         store's, and a lock that such a thread holds at a fork is held in the child for ever.
 
         Raises:
-            LaunchError: the system gives no further process or descriptor, or there is no folder for sockets.
+            LaunchError: the system gives no further process or descriptor.
         """
-        with self._explain_lack():
-            socket_folder.use_short_folder()
         now = time.time()
         self._delivery.deliver([Phase(rank=rank, time=now, name="starting") for rank in self._environments])
-        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__) if self._is_forked else ():
             with contextlib.suppress(Exception):
-                stream.flush()  # type: ignore[union-attr]
-        with self._explain_lack():
-            self.start_helpers()
-            with interrupts.delay_interrupt():
-                try:
-                    self._start_all(list(self._environments))
-                except BaseException:
-                    self.stop(0.0)
-                    raise
+                stream.flush()  # type: ignore[union-attr]  # else each fork would write it too
+        with interrupts.delay_interrupt():
+            try:
+                with self._explain_lack():
+                    self._start_all()
+                self._name_patches()
+                self._wait_for_starts()
+            except BaseException:
+                self.stop(0.0)
+                raise
         self._inbox.tell_all(GO)
+        if self._script is not None:
+            now = time.time()
+            pids = self.pids.items()
+            self._delivery.deliver(
+                [Phase(rank=rank, time=now, name="running", pid=pid) for rank, pid in pids]
+            )
+
+    def _name_patches(self) -> None:
+        """Say what fresh workers lack of this process, while they start."""
+        if self._is_first and (text := patches.describe(self._job)):
+            self._delivery.deliver([Notice(rank=-1, time=time.time(), text=text)])
 
     @contextlib.contextmanager
     def _explain_lack(self) -> Iterator[None]:
@@ -147,124 +278,128 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         try:
             yield
         except OSError as error:
-            text = f"worker {self._number} of {len(self._environments)} cannot start: {error}"
-            advice = _ADVICE.get(error.errno or 0, "")
-            raise LaunchError(text + (f"; {advice}" if advice else "")) from error
+            raise self._make_lack(error, len(self._members) + 1) from error
 
-    def start_helpers(self) -> None:
-        """Start the processes of multiprocessing that the start method needs."""
-        if self._job.start_method != "fork":
-            # IPython's %reset deletes it, and multiprocessing reads it
-            vars(sys.modules["__main__"]).setdefault("__spec__", None)
-        if self._job.start_method != "fork" and sys.platform != "win32":
-            resource_tracker.ensure_running()  # its start would unblock the interrupt, blocked while the others start
-        if self._job.start_method == "forkserver":
-            socket_folder.make_own()
-            fork_server.start(self._job, self._control.check)
+    def _make_lack(self, error: OSError, number: int) -> LaunchError:
+        text = f"worker {number} of {len(self._environments)} cannot start: {error}"
+        advice = _ADVICE.get(error.errno or 0, "")
+        return LaunchError(text + (f"; {advice}" if advice else ""))
 
-    def _start_all(self, ranks: Sequence[int]) -> None:
-        if self._job.start_method == "fork":
-            for first in range(0, len(ranks), FORKS_AT_ONCE):
-                self._start_some(ranks[first : first + FORKS_AT_ONCE])
-        else:
-            for rank in ranks:
-                self._start_fresh(rank)
-
-    def _start_some(self, ranks: Sequence[int]) -> None:
+    def _start_all(self) -> None:
         """Start workers.
 
         After a fork each page that this process writes is copied first. So all is prepared before the first fork, and
         noted after the last one.
         """
-        starting, prepared = Starting(), list[_Prepared]()
-        begun: list[WorkerProcess] = []
+        joints: list[_Joint] = []
+        started: list[_Process] = []
         try:
-            for rank in ranks:
-                self._number = len(self._members) + len(prepared) + 1
-                joint = starting.join(self._context)
-                prepared.append(_Prepared(rank, joint, self.prepare_process(rank, joint.theirs)))
-            with interrupts.block_interrupt_in_children():
-                for _, joint, begin in prepared:
-                    self._number = len(self._members) + len(begun) + 1
-                    starting.begins = joint
-                    begun.append(begin())
+            for _ in self._environments:
+                joints.append(_Joint())
+            specs = [self._make_spec(rank) for rank in self._environments]
+            start = self._fork if self._is_forked else self._order
+            for spec, joint in zip(specs, joints, strict=True):
+                started.append(start(spec, joint))
         finally:
-            try:
-                for (rank, joint, _), process in zip(prepared, begun, strict=False):
-                    self._note_start(rank, joint, process)
-            finally:
-                noted = {member.rank for member in self._members}
-                starting.end([joint for rank, joint, _ in prepared if rank in noted])
+            for rank, joint, begun in zip(self._environments, joints, started, strict=False):
+                self._inbox.add(rank, joint.channels)
+                self._inbox.watch(begun.fileno())
+                self._members.append(_LocalMember(rank=rank, pid=begun.pid, process=begun, joint=joint))
+                joint.close_theirs()
+            for joint in joints[len(started) :]:
+                joint.close()
 
-    def _start_fresh(self, rank: int) -> None:
-        """Start a worker; where its fork server was killed since it answered, by another one."""
-        check = self._control.check
-        watched = (
-            fork_server.watch_answers()
-            if self._job.start_method == "forkserver"
-            else contextlib.nullcontext()
+    def _fork(self, spec: WorkerSpec, joint: _Joint) -> _Process:
+        """Fork this process."""
+        forked = torch.multiprocessing.get_context("fork").Process(
+            target=main, args=(spec, joint.theirs, self._payload), name=f"notebook_accel rank {spec.rank}"
         )
-        with fork_server.explain_end(self._job, check), watched:
-            try:
-                self._start_some([rank])
-            except (EOFError, ConnectionError):
-                if self._job.start_method != "forkserver":
-                    raise
-                fork_server.start_again(self._job, check)
-                self._start_some([rank])
+        with joint.forking(), interrupts.block_interrupt_in_children():
+            forked.start()
+        return _Fork(forked)
 
-    def _note_start(self, rank: int, joint: Joint, process: WorkerProcess) -> None:
-        self._inbox.add(rank, joint.channels)
-        server = runtime.fork_server() if self._job.start_method == "forkserver" else None
-        member = _LocalMember(
-            rank=rank,
-            pid=process.pid or 0,
-            process=process,
-            lifeline=joint.lifeline,
-            end=EndWatch(process, server),
+    def _order(self, spec: WorkerSpec, joint: _Joint) -> _Process:
+        """Order a worker of this process's agent."""
+        state, ends = self._parent_state, joint.theirs
+        fds = [ends.events.fileno(), ends.stdout.fileno(), ends.stderr.fileno()]
+        pickled = b""
+        if self._script is None:
+            tracker: Any = resource_tracker.getfd()
+            fds.append(tracker)
+            memory = self._payload
+            if isinstance(memory, SharedPickle):
+                fds += memory.filenos()
+            fresh = FreshWorker(
+                spec=spec,
+                memory=None if memory is None else memory.layout,
+                authkey=bytes(process.current_process().authkey),
+            )
+            pickled = pickle.dumps(fresh)
+        else:
+            with contextlib.suppress(OSError):  # this process has closed it
+                os.fstat(0)
+                fds.append(0)
+        order = WorkerOrder(
+            rank=spec.rank,
+            environment=spec.environment,
+            directory=state.directory or os.sep,
+            limits=state.limits,
+            imports=state.imports,
+            command=(self._script.kind, *self._script.words) if self._script is not None else (),
+            work=pickled,
+            num_fds=len(fds) + 2,
         )
-        self._watch(member, member.end.fd)  # on Windows there is none, and the end of its socket tells
-        self._members.append(member)
+        agent = client.start()
+        try:
+            return agent.start_worker(order, fds)
+        except ConnectionError:  # it has just ended
+            return client.start().start_worker(order, fds)
 
-    def prepare_process(self, rank: int, ends: WorkerEnds) -> Callable[[], WorkerProcess]:
-        """Return what starts the process of a worker, and returns it.
-
-        Args:
-            rank: the worker's.
-            ends: what joins it with the notebook; closed here afterwards.
-        """
-        forked = self._job.start_method == "fork"
-        spec = WorkerSpec(
+    def _make_spec(self, rank: int) -> WorkerSpec:
+        return WorkerSpec(
             rank=rank,
             environment=self._environments[rank],
-            stdout=ends.stdout,
-            stderr=ends.stderr,
-            events=ends.events,
-            lifeline=ends.lifeline,
-            payload=self._payload,
             serve=self._job.serve,
             setup=self._setup,
             sends_value=self._sends_value(rank),
-            forked=forked,
+            forked=self._is_forked,
             with_ipython="IPython" in sys.modules,
             threads=self._threads,
             child_start_method=children.choose_start_method(),
             in_background=self._job.background,
             directory=self._parent_state.directory,
-            random_states=self._parent_state.random_states,
+            settings=self._parent_state.settings,
             sources=self._parent_state.sources,
+            sockets=self._sockets,
         )
-        sealed = early.Sealed(main, spec)
-        # a spawned one has it from the start, see _hear_errors
-        stderr = ends.stderr if self._job.start_method == "forkserver" else None
-        process = self._context.Process(  # type: ignore[attr-defined]
-            target=main if forked else early.run,
-            args=(spec,) if forked else (stderr, sealed),
-            name=f"{early.NAME} {rank}",
-        )
-        self._sockets.assign(process)
-        heard = ends.stderr if self._job.start_method == "spawn" else None
-        return functools.partial(_begin, process, sealed, heard, forked=forked)
+
+    def _wait_for_starts(self) -> None:
+        """Wait until all workers have process ids: an agent may still have to import what they need.
+
+        Raises:
+            LaunchError: one cannot start, or the agent has ended or is stopped.
+        """
+        looked = time.monotonic()
+        while waiting := [member for member in self._members if not member.pid]:
+            connection.wait([member.process.fileno() for member in waiting], _LOOK_SECONDS)
+            for member in waiting:
+                ended = member.process.look()
+                member.pid = member.process.pid
+                if ended and not member.pid:
+                    self._raise_no_start(member)
+            self._control.check()
+            interrupts.obey_interrupt()
+            if time.monotonic() - looked > _STOPPED_SECONDS:
+                looked = time.monotonic()
+                _check_that_it_goes_on(waiting[0].process)
+
+    def _raise_no_start(self, member: _LocalMember) -> None:
+        begun = member.process
+        assert isinstance(begun, client.AgentWorker)
+        if begun.error:
+            error = OSError(begun.error, os.strerror(begun.error))
+            raise self._make_lack(error, self._members.index(member) + 1)
+        raise LaunchError(begun.problem)
 
     def _sends_value(self, rank: int) -> bool:
         """Return whether the launch returns this rank's value; nodes that come and go each return their first one's."""
@@ -275,12 +410,8 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
     # -- while they run
 
     def filenos(self) -> list[int]:
-        """Return the descriptors that join this process with the workers; no forked process may keep them."""
-        fds = self._inbox.filenos()
-        for member in list(self._members):
-            with contextlib.suppress(OSError):  # it is closed
-                fds.append(member.lifeline.fileno())
-        return fds
+        """Return the descriptors by which this process hears workers; no forked process may keep them."""
+        return [*self._inbox.filenos(), *(member.process.fileno() for member in self._members)]
 
     def tell(self, order: Order) -> None:
         """Send an order to the worker of its rank; never waits, and may be called from any thread."""
@@ -290,25 +421,35 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         """Wait for events and output of all workers, `timeout` seconds at most; return what came."""
         return self._inbox.poll(timeout)
 
-    def drain(self, rank: int) -> list[Event]:
-        """Return what a worker has written so far, unfinished lines too; for whoever delivers its events only."""
-        return self._inbox.drain(rank)
-
     def note_ends(self) -> None:
         """Note which processes have ended, and read what they left."""
         looked = time.monotonic()  # of all alike: ends that this pass notices have no order
         for member in self.list_running():
-            has_ended = member.end.has_ended()
-            self._watch(member, member.end.fd)
-            if not has_ended:
+            if not member.process.look():
                 member.alive = looked
                 continue
             now = time.time()
             self._leave_alone(member)
             if member.pid:
                 self._leftovers.end(member.pid)  # what it started would outlive it, and write for ever
-            self.note_end(member, member.end.exitcode, now, self._inbox.finish(member.rank))
+            self.note_end(member, member.process.exitcode, now, self._inbox.finish(member.rank))
         self._leftovers.look()
+
+    def can_be_asked(self, rank: int) -> bool:
+        """Return whether a script has begun: before, the signal that shows its stack would end it."""
+        if self._script is None or signals.STACK_SIGNAL is None:
+            return True
+        return signals.is_caught(self.pids[rank], signals.STACK_SIGNAL)
+
+    def judge_end(self, member: Member, exitcode: int | None, at: float) -> Event:
+        """Return what it means that a process has ended: a script need not say that all is well."""
+        if self._script is not None and exitcode == 0:
+            return Result(rank=member.rank, time=at, value=_NOTHING)
+        failure = super().judge_end(member, exitcode, at)
+        if exitcode is None and isinstance(begun := self._member(member.rank).process, client.AgentWorker):
+            assert isinstance(failure, Failure)
+            return replace(failure, lost=begun.agent.explain_end())
+        return failure
 
     def find_killer(self) -> str:
         """Return whether the system has killed processes for want of memory; empty where it counts none."""
@@ -316,17 +457,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
     def _leave_alone(self, member: _LocalMember) -> None:
         member.has_ended = True  # first: whatever happens below, nobody waits for it any more
-        self._watch(member, -1)
-
-    def _watch(self, member: _LocalMember, fd: int) -> None:
-        """Let the inbox watch this descriptor for the end of a member; -1 for none."""
-        if fd == member.watched:
-            return
-        if member.watched >= 0:
-            self._inbox.unwatch(member.watched)
-        member.watched = fd
-        if fd >= 0:
-            self._inbox.watch(fd)
+        self._inbox.unwatch(member.process.fileno())
 
     # -- ending
 
@@ -343,13 +474,15 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
 
         Args:
             grace: seconds that workers have to end after the signal, before they are killed; 0 kills at once.
-            signum: the signal.
+            signum: the signal. Scripts get the one that ends the launcher, else SIGTERM, and `SCRIPT_GRACE_SECONDS`.
         """
-        below: list[psutil.Process] = []
-        if sys.platform == "win32":  # which has no sessions: afterwards nobody knows whose they are
-            below = signals.descendants([member.pid for member in self.list_running()])
+        for member in self.list_running():
+            if not member.pid:  # the agent starts it later: nobody lets it begin then
+                self._leave_alone(member)
+        if self._script is not None:
+            grace = SCRIPT_GRACE_SECONDS if grace > 0 else 0.0
+            signum = self._control.signum or signal.SIGTERM
         super().stop(grace, signum)
-        signals.kill_all(below)
         self._leftovers.finish()
 
     @property
@@ -373,72 +506,15 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         descriptors.forget(self)
         self._inbox.close()
         for member in self._members:
-            member.lifeline.close()
-            member.end.close()
-            if member.end.exitcode is not None:
-                member.process.join()
-                member.process.close()
-            else:  # nobody waits for it at exit either
-                multiprocessing.process._children.discard(member.process)  # type: ignore[attr-defined]
+            member.joint.close()
+            member.process.close()
         self._members.clear()
-        self._sockets.remove()
 
 
-def _begin(process: Any, sealed: early.Sealed, stderr: PipeEnd | None, *, forked: bool) -> WorkerProcess:
-    """Start a process of multiprocessing, and return it.
-
-    Args:
-        process: it.
-        sealed: what a fresh one does.
-        stderr: as for `_hear_errors`.
-        forked: whether it is a fork.
-    """
-    with contextlib.closing(sealed), _without_main_module(forked), _hear_errors(stderr):
-        process.start()
-    started: WorkerProcess = process
-    return started
-
-
-@contextlib.contextmanager
-def _hear_errors(stderr: PipeEnd | None) -> Iterator[None]:
-    """Hear what a worker writes before it can send its errors here itself.
-
-    A spawned process inherits this process's errors, which go into its pipe for the moment of its start. The workers of
-    a fork server do this themselves.
-
-    Args:
-        stderr: the end of the pipe for the errors of a spawned one; None for others, and where they come as events.
-    """
-    if stderr is None:
-        yield
-        return
-    with _REDIRECTING:  # another thread may start workers too
-        try:
-            own = os.dup(2)
-        except OSError:  # this process has closed its errors
-            yield
-            return
-        try:
-            os.dup2(stderr.fileno(), 2)
-            yield
-        finally:
-            os.dup2(own, 2)
-            os.close(own)
-
-
-@contextlib.contextmanager
-def _without_main_module(forked: bool) -> Iterator[None]:
-    """Keep a fresh process from running the script that launched it again: functions travel by value.
-
-    A notebook's own module is no script, and other threads go on with it.
-    """
-    script = sys.modules["__main__"]
-    is_script = getattr(script, "__spec__", None) is not None or hasattr(script, "__file__")
-    if forked or not is_script:
-        yield
-        return
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = script
+def _check_that_it_goes_on(ordered: _Process) -> None:
+    """Raise LaunchError where the agent of a worker that has not started is stopped."""
+    assert isinstance(ordered, client.AgentWorker)  # forks have started
+    agent = ordered.agent
+    if agent.is_stopped:
+        state = hang_report.find_process_state(agent.pid)
+        raise LaunchError(f"the agent, from which workers start, is process {agent.pid}, which {state}")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from ...events import HoldOrder, Order, StopOrder
-from ...stream.record import RunRecord
 from .control import Control
 
 _ANSWER_SECONDS: Final = 10.0  # whose function never asks says so at once; who stands still has work to save
@@ -54,7 +53,7 @@ class StopAgreement:
 
     Args:
         tell: sends an order to a rank.
-        record: says how often each held rank has asked.
+        held: how often each held rank has asked, as that becomes known.
         control: says that the run is to stop, and how long the ranks have.
         share: the way to the launchers of other nodes, whose ranks stop at that question too.
     """
@@ -62,12 +61,12 @@ class StopAgreement:
     def __init__(
         self,
         tell: Callable[[Order], None],
-        record: RunRecord,
+        held: Mapping[int, int],
         control: Control,
         share: ShareStop = share_with_nobody,
     ) -> None:
         self._tell = tell
-        self._record = record
+        self._held = held
         self._control = control
         self._share = share
         self._asked_since: float | None = None
@@ -101,10 +100,9 @@ class StopAgreement:
 
     def _count(self, ranks: set[int]) -> Questions | None:
         """Return the questions of the ranks here, None before all are held."""
-        held = self._record.held
-        if not self._is_held or not ranks or not ranks <= held.keys():
+        if not self._is_held or not ranks or not ranks <= self._held.keys():
             return None
-        return Questions(min(held[rank] for rank in ranks), max(held.values()))
+        return Questions(min(self._held[rank] for rank in ranks), max(self._held.values()))
 
     def _is_over(self, questions: Questions | None, is_saving: bool) -> bool:
         now = time.monotonic()

@@ -85,7 +85,8 @@ class WorkerGroup(ABC, Generic[MemberT]):
     A subclass starts one `Member` for each rank, carries orders and signals to them, and events back. This class does
     the rest: it delivers events, knows who has ended and how, notices hangs, brings the ranks to a common stop and ends
     them. The methods are called in this order: `start`, then `watch` until the state is not `running`, then `settle` or
-    `stop`, then `close`.
+    `stop`, then `close`. A session calls `poll` in place of `watch`, and may `kill` a worker; before `stop` it tells
+    workers to leave, and calls `wait_for_leaving`.
 
     A subclass finds here what it needs: `_job`, `_record`, `_control`, `_delivery`, and `_members`, which its `start`
     fills.
@@ -95,6 +96,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
 
     Attributes:
         stopped_ranks: ranks that this group has ended.
+        killed: why `kill` was called, by rank.
         hang_watch: notices that no rank does anything any more.
         hang: the report of a hang that ends the run, else empty.
     """
@@ -110,10 +112,16 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self._members: list[MemberT] = []
         self._by_rank: dict[int, MemberT] = {}  # some of the members, see `_member`
         self._next_look = 0.0  # for a hang, by the monotonic clock
-        self._agreement = StopAgreement(self.tell, attempt.record, attempt.control, attempt.share_stop)
+        self._agreement = StopAgreement(self.tell, attempt.record.held, attempt.control, attempt.share_stop)
         self.stopped_ranks: set[int] = set()
+        self.killed: dict[int, str] = {}
         self.hang_watch = HangWatch(
-            attempt.job.hang_timeout, self.tell, attempt.deliver, self.send_signal, self.find_state
+            self._job.hang_timeout,
+            self.tell,
+            self._delivery.deliver,
+            self.send_signal,
+            self.find_state,
+            self.find_node,
         )
         self.hang = ""
 
@@ -185,14 +193,6 @@ class WorkerGroup(ABC, Generic[MemberT]):
 
     def on_look(self) -> None:
         """Do what else is due, at each look of `watch`."""
-
-    def drain(self, rank: int) -> list[Event]:
-        """Return what a worker has written before the end of a call, and no event has brought yet.
-
-        Args:
-            rank: the worker's.
-        """
-        return []
 
     @property
     def has_leftovers(self) -> bool:
@@ -291,8 +291,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         phases = self._record.phases
         told = (rank for rank in running if rank in phases and phases[rank].name == "running")
         ready = {rank for rank in told if self.can_be_asked(rank)}
-        nodes = {rank: node for rank in running if (node := self.find_node(rank))}
-        report = self.hang_watch.look(running, ready, list(self._record.results), nodes)
+        report = self.hang_watch.look(running, ready, list(self._record.results))
         self.hang = report if self._job.on_hang == "raise" else ""
         return bool(self.hang)
 
@@ -322,8 +321,12 @@ class WorkerGroup(ABC, Generic[MemberT]):
             exitcode: of its process, negative for a signal, None where nobody knows it.
             at: when it ended, in seconds since the epoch.
         """
-        killer = self.find_killer() if exitcode == -signals.KILL else ""
-        if exitcode == -signal.SIGABRT:
+        killer = self.killed.get(member.rank, "")
+        if killer:
+            exitcode = -signal.SIGKILL  # also where nobody knows it
+        elif exitcode == -signal.SIGKILL:
+            killer = self.find_killer()
+        elif exitcode == -signal.SIGABRT:
             killer = signals.explain_abort(self._record.find_errors(member.rank))
         return Failure(
             rank=member.rank,
@@ -360,6 +363,28 @@ class WorkerGroup(ABC, Generic[MemberT]):
 
     # -- ending
 
+    def kill(self, rank: int, cause: str) -> None:
+        """Kill a worker; any thread may call it, and `poll` delivers the failure.
+
+        Args:
+            rank: the worker's.
+            cause: why, as a clause for its failure.
+        """
+        self.killed[rank] = cause
+        self.send_signal(rank, signal.SIGKILL)
+
+    def wait_for_leaving(self, grace: float) -> None:
+        """Wait for the ends of workers that were told to leave; for a checkpoint longer, unless the user interrupts.
+
+        Args:
+            grace: seconds that they have, and have again after they have written a checkpoint.
+        """
+        began = since = time.monotonic()
+        while self.is_running and time.monotonic() - since < grace:
+            if self.is_saving and time.monotonic() - began < SAVE_SECONDS and not interrupts.is_interrupted():
+                since = time.monotonic()
+            self.poll(_END_LOOK_SECONDS)
+
     def abandon(self, member: MemberT) -> None:
         """Note that a worker was killed and does not end: nobody waits for it any more."""
 
@@ -370,7 +395,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         checkpoint that they write in the background is finished first, for that has to be done by all of them.
         """
         began = time.monotonic()
-        self._ask_to_write()
+        self.hear_last_lines()
         while self.is_running and time.monotonic() - began < self._find_settle_seconds():
             self.poll(_LAST_WORDS_SECONDS / 5)
         self._finish_saves()
@@ -379,13 +404,10 @@ class WorkerGroup(ABC, Generic[MemberT]):
     def hear_last_lines(self) -> None:
         """Let workers that are about to be ended write out what they have printed without a newline."""
         began = time.monotonic()
-        self._ask_to_write()
-        while self.is_running and time.monotonic() - began < _LAST_WORDS_SECONDS:
-            self.poll(_LAST_WORDS_SECONDS / 5)
-
-    def _ask_to_write(self) -> None:
         for member in self.list_running():
             self.tell(WriteOrder(rank=member.rank, time=time.time()))
+        while self.is_running and time.monotonic() - began < _LAST_WORDS_SECONDS:
+            self.poll(_LAST_WORDS_SECONDS / 5)
 
     def _finish_saves(self) -> None:
         """Wait for a checkpoint that is being written, unless the user interrupts, or wants to stop sooner."""
@@ -447,7 +469,7 @@ class WorkerGroup(ABC, Generic[MemberT]):
         self.stopped_ranks.update(member.rank for member in self.list_running())
         if grace > 0:
             self._signal_and_wait(signum, grace)
-        self._signal_and_wait(signals.KILL, self.kill_seconds, may_be_interrupted=True)
+        self._signal_and_wait(signal.SIGKILL, self.kill_seconds, may_be_interrupted=True)
         for member in self.list_running():
             self.abandon(member)
         self._drop_saves()

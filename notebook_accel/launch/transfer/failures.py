@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import builtins
 import contextlib
-import gc
 import inspect
 import linecache
 import os
 import signal
-import stat
 import sys
 import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import replace
-from types import AsyncGeneratorType, CoroutineType, FrameType, GeneratorType
 from typing import TypeGuard
 
 from ...errors import WorkerError, WorkerExitedError, WorkerKilledError
@@ -32,55 +29,37 @@ from . import tracebacks
 from .pickling import pack, unpack
 
 _MAX_CHAIN = 8
-_LARGEST_SOURCE = 1 << 24  # bytes
 _MOST_FRAMES = 5_000  # of an exception of another node
-_MAX_ERRORS = 1_000
 _MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
-_HOLDERS = (
-    (GeneratorType, "gi_frame"),
-    (CoroutineType, "cr_frame"),
-    (AsyncGeneratorType, "ag_frame"),
-)
 
 
-def describe(error: BaseException) -> RaisedError:
+def describe(error: BaseException, path: Sequence[int] = ()) -> RaisedError:
     """In the worker: return an exception with its notes and causes, as values that travel.
 
-    Long chains are cut, and those that lead back to where they began; of very many exceptions the first come along.
+    Long chains are cut, and those that lead back to where they began.
+
+    Args:
+        error: any.
+        path: ids of the exceptions that lead to this one.
     """
-    return _Describer().describe(error)
+    inside = (*path, id(error))
 
+    def may_describe(other: BaseException | None) -> TypeGuard[BaseException]:
+        return other is not None and id(other) not in inside and len(inside) <= _MAX_CHAIN
 
-class _Describer:
-    """Describes an exception and those that belong to it."""
-
-    def __init__(self) -> None:
-        self._left = _MAX_ERRORS
-        self._path: list[int] = []  # the exceptions that lead to the one that is described
-
-    def describe(self, error: BaseException) -> RaisedError:
-        """Return an exception as values that travel."""
-        self._left -= 1
-        self._path.append(id(error))
-        cause, context = error.__cause__, error.__context__
-        described = RaisedError(
-            type_name=type(error).__qualname__,
-            message=_read_text(error),
-            pickled=_pickle(error),
-            frames=tracebacks.read_frames(error.__traceback__),
-            arguments=_read_arguments(error),
-            notes=_read_notes(error),
-            parts=tuple(self.describe(part) for part in _list_parts(error) if self._may_describe(part)),
-            cause=self.describe(cause) if self._may_describe(cause) else None,
-            context=self.describe(context) if context is not cause and self._may_describe(context) else None,
-            suppress_context=error.__suppress_context__,
-        )
-        self._path.pop()
-        return described
-
-    def _may_describe(self, error: BaseException | None) -> TypeGuard[BaseException]:
-        is_new = error is not None and id(error) not in self._path
-        return is_new and self._left > 0 and len(self._path) <= _MAX_CHAIN
+    cause, context = error.__cause__, error.__context__
+    return RaisedError(
+        type_name=type(error).__qualname__,
+        message=_read_text(error),
+        pickled=_pickle(error),
+        frames=tracebacks.read_frames(error.__traceback__),
+        arguments=_read_arguments(error),
+        notes=_read_notes(error),
+        parts=tuple(describe(part, inside) for part in _list_parts(error) if may_describe(part)),
+        cause=describe(cause, inside) if may_describe(cause) else None,
+        context=describe(context, inside) if context is not cause and may_describe(context) else None,
+        suppress_context=error.__suppress_context__,
+    )
 
 
 def report(emitter: Emitter, error: BaseException) -> None:
@@ -112,21 +91,15 @@ def revive(raised: RaisedError, rank: int, pid: int) -> BaseException:
         The exception with its own type, or a WorkerError where it cannot be made again. Without its pickle, as it
         comes from a node that proves no secret, only Python's own exceptions have their type.
     """
-    error = _make(raised, rank, pid)
-    _complete(error, raised, rank, pid)
-    return error
-
-
-def _make(raised: RaisedError, rank: int, pid: int) -> BaseException:
-    """Return an exception with its parts and notes, still without tracebacks and causes."""
     error = _unpickle(raised)
     if error is None:
-        error = _make_builtin(raised, rank, pid)
+        error = _make_builtin(raised)
     if error is None:
         error = WorkerError(f"{raised.type_name}: {raised.message}", rank=rank, pid=pid)
     if raised.notes and not getattr(error, "__notes__", None):
         for note in raised.notes:
             add_note(error, note)
+    _complete(error, raised, rank, pid)
     return error
 
 
@@ -142,11 +115,12 @@ def rename_files(failure: Failure) -> Failure:
     own = {os.path.basename(name): name for name in linecache.cache if "ipykernel_" in name}
 
     def choose(name: str) -> str:
-        if "ipykernel_" in name and os.path.basename(name) in own:
+        if os.path.basename(name) in own:
             return own[os.path.basename(name)]
-        if name.startswith("<") and name.endswith(">"):  # such as <string>, which no file has
+        is_source = name.endswith(".py") and os.path.isfile(name)
+        if is_source or (name.startswith("<") and name.endswith(">")):  # such as <string>, which no file has
             return name
-        return name if _is_source(name) else f"<{name.encode('utf-8', 'backslashreplace').decode()}>"
+        return f"<{name.encode('utf-8', 'backslashreplace').decode()}>"
 
     def rename(raised: RaisedError) -> RaisedError:
         return replace(
@@ -160,21 +134,6 @@ def rename_files(failure: Failure) -> Failure:
         )
 
     return replace(failure, error=rename(failure.error))
-
-
-def _is_source(name: str) -> bool:
-    """Return whether a name is that of a file of source: a regular one that is not huge.
-
-    Files of `/proc` say that they are empty. To look for a name of Windows that begins with two strokes asks another
-    machine.
-    """
-    if name.startswith(("//", "\\\\")):
-        return False
-    try:
-        found = os.stat(name)
-    except (OSError, ValueError):
-        return False
-    return stat.S_ISREG(found.st_mode) and 0 < found.st_size <= _LARGEST_SOURCE
 
 
 def _complete(error: BaseException, raised: RaisedError, rank: int, pid: int) -> None:
@@ -200,26 +159,19 @@ def _read_arguments(error: BaseException) -> tuple[str | int | float | bool | No
     """
     if type(error) is not getattr(builtins, type(error).__qualname__, None):
         return None
-    if _list_parts(error):
-        return (str(error.args[0]),)
     arguments = error.__reduce__()[1]  # `args` of an OSError lacks the file
     is_plain = all(plain.is_plain(each) for each in arguments)
     return tuple(arguments) if is_plain else (_read_text(error),)
 
 
-def _make_builtin(raised: RaisedError, rank: int, pid: int) -> BaseException | None:
+def _make_builtin(raised: RaisedError) -> BaseException | None:
     """Return one of Python's own exceptions by its name; None of others, and of those that end a process."""
     kind = getattr(builtins, raised.type_name, None)
-    if raised.arguments is None or not (isinstance(kind, type) and issubclass(kind, BaseException)):
-        return None
-    group = getattr(builtins, "BaseExceptionGroup", ())
-    if not issubclass(kind, (Exception, *((group,) if group else ()))):
+    if raised.arguments is None or not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
     try:
-        if group and issubclass(kind, group):
-            return kind(*raised.arguments, [_make(part, rank, pid) for part in raised.parts])
         return kind(*raised.arguments)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError):  # a group of exceptions, for example
         return None
 
 
@@ -242,7 +194,7 @@ def make_exit_error(failure: Failure, last_words: Sequence[str] | None = None) -
     if code is None:
         text = (
             f"{who} ended before its function returned, and nobody knows how: this process ignores SIGCHLD, "
-            "other code of it has waited for the worker, or the worker's fork server has ended"
+            "or other code of it has waited for the worker"
         )
         return WorkerError(text, rank=rank, pid=pid)
     if code < 0:
@@ -391,9 +343,9 @@ def _pickle(error: BaseException) -> Pickle | None:
     Many exceptions take other arguments than they keep in `args`, and fail when they are unpickled; those are
     made without their `__init__`. Attributes that do not pickle are dropped.
     """
-    for attempt in (_pickle_whole, _pickle_without_init, _pickle_without_state):
+    for wrap in (lambda error: error, _Remaker):
         try:
-            pickled = attempt(error)
+            pickled = pack(wrap(error), to_cpu=True, in_band=True).data
             if type(unpack(pickled, [])).__name__ == type(error).__name__:
                 return Pickle(pickled)
         except BaseException:
@@ -401,24 +353,13 @@ def _pickle(error: BaseException) -> Pickle | None:
     return None
 
 
-def _pickle_whole(error: BaseException) -> bytes:
-    return pack(error, to_cpu=True, in_band=True).data
-
-
-def _pickle_without_init(error: BaseException) -> bytes:
-    state = {name: value for name, value in error.__dict__.items() if _is_picklable(value)}
-    return pack(_Remaker(type(error), error.args, state), to_cpu=True, in_band=True).data
-
-
-def _pickle_without_state(error: BaseException) -> bytes:
-    return pack(_Remaker(type(error), (_read_text(error),), {}), to_cpu=True, in_band=True).data
-
-
 class _Remaker:
     """Pickles as an exception that is made without its `__init__`."""
 
-    def __init__(self, cls: type[BaseException], args: tuple[object, ...], state: dict[str, object]) -> None:
-        self._parts = (cls, args, state)
+    def __init__(self, error: BaseException) -> None:
+        args = error.args if _is_picklable(error.args) else (_read_text(error),)
+        state = {name: value for name, value in error.__dict__.items() if _is_picklable(value)}
+        self._parts = type(error), args, state
 
     def __reduce__(self) -> tuple[object, ...]:
         return _remake, self._parts
@@ -453,33 +394,18 @@ def forget_variables(error: BaseException | None) -> None:
     """Drop the variables of the frames in the tracebacks of an error and of its causes; their lines stay.
 
     Args:
-        error: any; None has no frames. Frames that still run, or of generators and coroutines that can go on, keep
-            their variables.
+        error: any; None has no frames. Frames that still run, and those of generators and coroutines, which may go on,
+            keep their variables.
     """
-    frames: list[FrameType] = []
     known = set[int]()
     while error is not None and id(error) not in known:
         known.add(id(error))
-        frames += [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            if not frame.f_code.co_flags & _MAY_GO_ON:
+                with contextlib.suppress(RuntimeError):  # it still runs
+                    frame.clear()
+                frame.f_locals  # noqa: B018 - before Python 3.13 it may be a copy, which this brings up to date
         error = error.__cause__ or error.__context__
-    waiting = _find_waiting([frame for frame in frames if frame.f_code.co_flags & _MAY_GO_ON])
-    for frame in frames:
-        if id(frame) not in waiting:
-            with contextlib.suppress(RuntimeError):  # it still runs
-                frame.clear()
-            _ = frame.f_locals  # before Python 3.13 a frame may have a copy, which this brings up to date
-
-
-def _find_waiting(frames: Sequence[FrameType]) -> set[int]:
-    """Return the ids of those frames that a generator or coroutine holds: it can go on, and clearing would end it."""
-    if not frames:
-        return set()
-    found = set[int]()
-    for owner in gc.get_referrers(*frames):
-        for kind, name in _HOLDERS:
-            if isinstance(owner, kind):
-                found.add(id(getattr(owner, name)))
-    return found
 
 
 def notes_are_shown() -> bool:
@@ -489,12 +415,13 @@ def notes_are_shown() -> bool:
     return in_python and (shown_by is None or "__notes__" in inspect.getsource(shown_by))
 
 
-def make_error(failure: Failure) -> BaseException:
+def make_error(failure: Failure, last_words: Sequence[str] | None = None) -> BaseException:
     """Return the exception that a rank raised, or the error for how it ended.
 
     Args:
         failure: how a rank failed.
+        last_words: as for `make_exit_error`.
     """
     if failure.error is None:
-        return make_exit_error(failure)
+        return make_exit_error(failure, last_words)
     return revive(failure.error, failure.rank, failure.pid)

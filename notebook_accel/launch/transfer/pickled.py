@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ...events import Buffer
 
@@ -14,7 +14,9 @@ class Pickled:
     Attributes:
         data: the pickle itself.
         buffers: memory of tensors and arrays, outside the pickle; in the order in which `pickle.loads` wants it.
+        shared: descriptors of memory that processes share, see `sharing`; they belong to who holds this object.
     """
 
     data: bytes
     buffers: list[Buffer]
+    shared: list[int] = field(default_factory=list)

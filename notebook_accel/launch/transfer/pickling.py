@@ -6,52 +6,84 @@ receiver's own class of that name where there is one: so `except MyError` in a c
 
 from __future__ import annotations
 
+import copy
 import functools
+import importlib
 import io
+import os
 import pickle
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import cloudpickle
 import torch
+from torch.utils.data import DataLoader
 
 from ...events import Buffer
+from .left_behind import LeftBehind, describe, is_accelerator, is_their_state, join_state
 from .pickled import Pickled
+from .sharing import Descriptor, Sharing
 
 
-def pack(value: object, *, to_cpu: bool = False, in_band: bool = False) -> Pickled:
+def pack(
+    value: object,
+    *,
+    to_cpu: bool = False,
+    in_band: bool = False,
+    leaves_run: bool = True,
+    share: bool = False,
+) -> Pickled:
     """Pickle a value; memory of tensors and arrays is not copied but referred to.
 
     Args:
         value: any object.
         to_cpu: tensors arrive on the CPU, detached from their graph; else on the device that they are on.
         in_band: copy the memory into the pickle.
+        leaves_run: accelerators become stand-ins, see `left_behind`.
+        share: memory that is meant to be shared travels by descriptors or by its name; else it is copied.
 
     Returns:
-        The pickle, with its buffers unless `in_band`.
+        The pickle, with its buffers unless `in_band`, and with the descriptors, which who calls has to close.
 
     Raises:
         Exception: the value, or a part of it, does not pickle.
     """
     buffers: list[Buffer] = []
     file = io.BytesIO()
-    _Packer(file, None if in_band else buffers, to_cpu).dump(value)
-    return Pickled(data=file.getvalue(), buffers=buffers)
+    kind = _SharingPacker if share else _Packer
+    packer = kind(file, None if in_band else buffers, to_cpu, leaves_run)
+    try:
+        packer.dump(value)
+    except BaseException:
+        for fd in packer.sharing.fds:
+            os.close(fd)
+        raise
+    return Pickled(data=file.getvalue(), buffers=buffers, shared=packer.sharing.fds)
 
 
-def unpack(data: Buffer, buffers: list[Buffer]) -> Any:
+def unpack(data: Buffer, buffers: list[Buffer], shared: Sequence[int] = ()) -> Any:
     """Make a value again.
 
     Args:
         data: its pickle.
         buffers: those of the pickle; tensors and arrays of the value use their memory.
+        shared: the descriptors of its shared memory; the value owns them.
 
     Returns:
         The value.
     """
-    return pickle.loads(data, buffers=buffers)
+    return _Unpacker(data, buffers, shared).load() if shared else pickle.loads(data, buffers=buffers)
+
+
+class _Unpacker(pickle.Unpickler):
+    def __init__(self, data: Buffer, buffers: list[Buffer], shared: Sequence[int]) -> None:
+        super().__init__(io.BytesIO(data), buffers=buffers)
+        self._shared = shared
+
+    def persistent_load(self, pid: int) -> Descriptor:
+        return Descriptor(self._shared[pid])
 
 
 class Names:
@@ -65,9 +97,13 @@ _MAIN_NAME = "__notebook_accel_main_name__"  # on a worker's copy of a class: it
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, file: io.BytesIO, buffers: list[Buffer] | None, to_cpu: bool) -> None:
+    def __init__(
+        self, file: io.BytesIO, buffers: list[Buffer] | None, to_cpu: bool, leaves_run: bool
+    ) -> None:
         super().__init__(file, protocol=5, buffer_callback=None if buffers is None else buffers.append)
         self._to_cpu = to_cpu
+        self._leaves_run = leaves_run
+        self.sharing = Sharing()
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._names: dict[str, Any] = {}
 
@@ -76,6 +112,10 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return self._reduce_tensor(obj)
         if type(obj) is torch.Tensor and self._to_cpu and obj.device.type == "xla":
             return self._reduce_tensor(obj.detach().cpu().requires_grad_(obj.requires_grad and obj.is_leaf))
+        if issubclass(type(obj), DataLoader) and vars(obj).get("_iterator") is not None:
+            made = copy.copy(obj)
+            vars(made)["_iterator"] = None  # its worker processes belong to this process
+            return made.__reduce_ex__(5)
         if type(obj) is torch.UntypedStorage:
             data: Any = torch.empty(0, dtype=torch.uint8, device="cpu").set_(obj).numpy()
             return _make_storage, (pickle.PickleBuffer(data),)
@@ -84,10 +124,16 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
             return _make_cached, (obj.__wrapped__, obj.cache_parameters())
         if type(obj) is functools.cached_property:  # before Python 3.12 it has a lock
             return _make_cached_property, (obj.func, obj.attrname)
+        if _is_module_of_own_class(obj):
+            return importlib.import_module, (obj.__name__,)
         if type(obj) is Names:
             return dict, (), None, None, iter(list(self._names.items()))
         if _is_shell(obj):
             return _get_shell, ()
+        if self._leaves_run and is_accelerator(obj):
+            return LeftBehind, (describe(obj),)
+        if self._leaves_run and is_their_state(obj):
+            return join_state, (type(obj),)
         if type(obj) is types.CodeType:
             # since 3.1.3 cloudpickle drops the name of the file, by which tracebacks find the lines of cells
             return _make_code, (*self.dispatch_table[types.CodeType](obj), obj.co_filename)
@@ -114,6 +160,14 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
         return _make_tensor, (self._storages[key], *layout, *flags, device)
 
 
+class _SharingPacker(_Packer):
+    def persistent_id(self, obj: Any) -> int | None:
+        return obj.number if type(obj) is Descriptor else None
+
+    def reducer_override(self, obj: Any) -> Any:
+        return self.sharing.reduce(obj) or super().reducer_override(obj)
+
+
 def _make_code(make: Callable[..., types.CodeType], args: tuple[Any, ...], filename: str) -> types.CodeType:
     code = make(*args)
     return code if code.co_filename == filename else code.replace(co_filename=filename)
@@ -128,6 +182,12 @@ def _make_cached_property(function: Callable[[Any], Any], name: str | None) -> A
     if name is not None:
         made.__set_name__(None, name)
     return made
+
+
+def _is_module_of_own_class(obj: Any) -> bool:
+    """Return whether an object is a module that cloudpickle takes for none, such as `torch.backends.cudnn`."""
+    is_other = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
+    return is_other and sys.modules.get(obj.__name__) is obj
 
 
 def _is_shell(obj: Any) -> bool:

@@ -7,9 +7,7 @@ numpy. Each reader checks sizes before it makes anything.
 
 from __future__ import annotations
 
-import base64
 import json
-import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,15 +24,22 @@ from ...trust.secret import HOW
 _MAX_DEPTH: Final = 100
 _MAX_PATH: Final = 60
 _MAX_INTEGER: Final = 1 << 63
+_SEQUENCES: Final[Mapping[type, str]] = {
+    list: "list",
+    tuple: "tuple",
+    set: "set",
+    frozenset: "frozenset",
+    torch.Size: "size",
+}
+_BYTES: Final[Mapping[type, str]] = {bytes: "bytes", bytearray: "bytearray"}
 _DTYPES: Final[Mapping[str, torch.dtype]] = {
     name: kind
     for name, kind in vars(torch).items()
     if isinstance(kind, torch.dtype)
     and re.fullmatch(r"bool|u?int(8|16|32|64)|b?float(16|32|64)|complex\d+|float8_\w+", name)
 }
-Buffers: TypeAlias = list[memoryview | None]
-_NESTED: Final = (list, tuple, set, frozenset, torch.Size, dict, OrderedDict)
 _ARRAY_DTYPE: Final = re.compile(r"[<>|=][biufcSUMm]\d{1,9}(\[\d{0,9}[a-zA-Z]{1,2}\])?", re.ASCII)
+Buffers: TypeAlias = dict[int, memoryview]
 
 
 def pack_plain(value: Any, limit: float) -> list[Buffer]:
@@ -69,16 +74,9 @@ def unpack_plain(parts: Sequence[Buffer]) -> Any:
     """
     try:
         tree = json.loads(bytes(parts[0]))
-        return _read(tree, [as_bytes(part) for part in parts[1:]])
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        IndexError,
-        OverflowError,
-        RecursionError,
-        RuntimeError,
-    ) as error:
+        return _read(tree, dict(enumerate(map(as_bytes, parts[1:]))))
+    # RecursionError is a RuntimeError, and torch raises these
+    except (ValueError, TypeError, LookupError, OverflowError, RuntimeError) as error:
         raise MalformedError(f"a returned value cannot be read: {error}") from None
 
 
@@ -87,21 +85,21 @@ def _write(value: Any, path: str, buffers: list[Buffer], depth: int) -> Any:
     kind = type(value)
     if value is None or kind in (bool, str, float) or (kind is int and abs(value) < _MAX_INTEGER):
         return value
-    if kind in _NESTED:
-        if depth == _MAX_DEPTH:
-            where = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}..."
-            raise ShipError(
-                f"{where} cannot be sent to the other nodes: it is nested too deeply, {_MAX_DEPTH} values in each "
-                "other are the most"
-            )
-        if kind in (list, tuple, set, frozenset, torch.Size):
-            parts = [_write(each, f"{path} -> [{i}]", buffers, depth + 1) for i, each in enumerate(value)]
-            return [_NAMES[kind], parts]
-        if kind in (dict, OrderedDict) and not getattr(value, "__dict__", None):
-            return [_NAMES[kind], _write_pairs(value, path, buffers, depth)]
-        if kind is OrderedDict:  # a state dict has notes of versions
-            more = _write_pairs(vars(value), path, buffers, depth)
-            return ["state dict", _write_pairs(value, path, buffers, depth), more]
+    if depth > _MAX_DEPTH:
+        where = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}..."
+        raise ShipError(
+            f"{where} cannot be sent to the other nodes: it is nested too deeply, {_MAX_DEPTH} values in each "
+            "other are the most"
+        )
+    if kind in _SEQUENCES:
+        parts = [_write(each, f"{path} -> [{i}]", buffers, depth + 1) for i, each in enumerate(value)]
+        return [_SEQUENCES[kind], parts]
+    if kind is dict:
+        return ["dict", _write_pairs(value, path, buffers, depth)]
+    if kind is OrderedDict:
+        versions = getattr(value, "_metadata", None)  # of a state dict
+        notes = _write(versions, f"{path} -> _metadata", buffers, depth + 1)
+        return ["ordered dict", _write_pairs(value, path, buffers, depth), notes]
     if (written := _write_leaf(value, buffers)) is not None:
         return written
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -129,52 +127,54 @@ def _write_leaf(value: Any, buffers: list[Buffer]) -> list[Any] | None:
         return ["int", hex(value)]
     if kind is complex:
         return ["complex", value.real, value.imag]
-    if kind in (bytes, bytearray):
-        buffers.append(value)
-        return [_NAMES[kind], len(buffers) - 1]
-    if kind is torch.dtype and str(value).removeprefix("torch.") in _DTYPES:
-        return ["dtype", str(value).removeprefix("torch.")]
+    if kind in _BYTES:
+        return [_BYTES[kind], _add(value, buffers)]
+    if kind is torch.dtype and _name_dtype(value) in _DTYPES:
+        return ["dtype", _name_dtype(value)]
     if kind is torch.device:
         return ["device", str(value)]
     if kind in (torch.Tensor, torch.nn.Parameter):
         return _write_tensor(value, buffers)
-    if isinstance(value, np.str_):
-        return ["numpy text", str.__str__(value)]  # numpy's own leaves out zeros at the end
+    if isinstance(value, np.str_):  # as an array it would lose zeros at its end
+        return ["numpy text", str.__str__(value)]
     if isinstance(value, np.bytes_):
-        buffers.append(bytes(value))
-        return ["numpy bytes", len(buffers) - 1]
-    if isinstance(value, np.generic) and _ARRAY_DTYPE.fullmatch(value.dtype.str):
-        return ["numpy number", value.dtype.str, base64.b64encode(value.tobytes()).decode()]
-    if kind is np.ndarray and _ARRAY_DTYPE.fullmatch(value.dtype.str):
-        buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-        return ["array", value.dtype.str, list(value.shape), len(buffers) - 1]
+        return ["numpy bytes", _add(bytes(value), buffers)]
+    if kind is np.ndarray or isinstance(value, np.generic):
+        array = np.asarray(value)
+        if _ARRAY_DTYPE.fullmatch(array.dtype.str):
+            number = _add(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, buffers)
+            return ["array", array.dtype.str, list(array.shape), kind is np.ndarray, number]
     return None
 
 
+def _add(data: Buffer, buffers: list[Buffer]) -> int:
+    buffers.append(data)
+    return len(buffers) - 1
+
+
+def _name_dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _write_tensor(tensor: torch.Tensor, buffers: list[Buffer]) -> list[Any] | None:
-    name = str(tensor.dtype).removeprefix("torch.")
-    if tensor.layout is not torch.strided or name not in _DTYPES or tensor.is_quantized or tensor.__dict__:
+    name = _name_dtype(tensor.dtype)
+    if name not in _DTYPES or tensor.is_nested or tensor.layout is not torch.strided or tensor.is_meta:
         return None
-    if (
-        tensor.device.type == "meta"
-        or tensor.is_nested
-        or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    ):
+    if vars(tensor):
         return None
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    buffers.append(flat.view(torch.uint8).numpy().data)
+    number = _add(flat.view(torch.uint8).numpy().data, buffers)
     requires_grad = tensor.requires_grad and tensor.is_leaf
-    is_parameter = isinstance(tensor, torch.nn.Parameter)
-    return ["tensor", name, list(tensor.shape), requires_grad, is_parameter, len(buffers) - 1]
+    return ["tensor", name, list(tensor.shape), requires_grad, type(tensor) is torch.nn.Parameter, number]
 
 
 def _read(tree: Any, buffers: Buffers) -> Any:
-    if not isinstance(tree, list):
-        if isinstance(tree, dict):
-            raise TypeError("a dict has another form")
-        return tree
-    name, *rest = tree
-    return _READERS[name](buffers, *rest)
+    if isinstance(tree, list):
+        name, *rest = tree
+        return _READERS[name](buffers, *rest)
+    if isinstance(tree, dict):
+        raise TypeError("a dict has another form")
+    return tree
 
 
 def _read_all(parts: list[Any], buffers: Buffers) -> list[Any]:
@@ -187,97 +187,40 @@ def _read_pairs(pairs: list[Any], buffers: Buffers) -> dict[Any, Any]:
     return {_read(key, buffers): _read(value, buffers) for key, value in pairs}
 
 
-def _read_state_dict(buffers: Buffers, pairs: list[Any], more: list[Any]) -> OrderedDict[Any, Any]:
+def _read_ordered(buffers: Buffers, pairs: list[Any], notes: Any) -> OrderedDict[Any, Any]:
     made = OrderedDict(_read_pairs(pairs, buffers))
-    if notes := {
-        str(name): value for name, value in _read_pairs(more, buffers).items() if name == "_metadata"
-    }:
-        vars(made).update(notes)
+    if notes is not None:
+        vars(made)["_metadata"] = _read(notes, buffers)
     return made
-
-
-def _read_integer(buffers: Buffers, text: str) -> int:
-    return int(text, 16)
 
 
 def _read_tensor(
     buffers: Buffers, name: str, shape: list[int], requires_grad: bool, is_parameter: bool, number: int
 ) -> torch.Tensor:
-    dtype, data = _DTYPES[name], _take(buffers, number)
-    _check_size(shape, dtype.itemsize, data)
-    flat = (
-        torch.frombuffer(_own(data), dtype=torch.uint8) if data.nbytes else torch.empty(0, dtype=torch.uint8)
-    )
-    tensor = (flat != 0 if dtype is torch.bool else flat.view(dtype)).reshape(shape)
+    tensor = torch.from_numpy(_take_array(buffers, number)).view(_DTYPES[name]).reshape(shape)
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad=bool(requires_grad))
-    return tensor.requires_grad_() if requires_grad else tensor
+    return tensor.requires_grad_(bool(requires_grad))
 
 
-def _read_array(buffers: Buffers, name: str, shape: list[int], number: int) -> np.ndarray:
-    data = _take(buffers, number)
-    return _make_array(name, shape, _own(data), data)
-
-
-def _read_number(buffers: Buffers, name: str, text: str) -> np.generic:
-    data = base64.b64decode(text, validate=True)
-    return _make_array(name, [1], bytearray(data), memoryview(data))[0]  # type: ignore[no-any-return]
-
-
-def _read_text(buffers: Buffers, text: str) -> np.str_:
-    if not isinstance(text, str):
-        raise TypeError("a text is needed")
-    return np.str_(text)
-
-
-def _make_array(name: str, shape: list[int], memory: bytearray | memoryview, data: memoryview) -> np.ndarray:
+def _read_array(buffers: Buffers, name: str, shape: list[int], is_array: bool, number: int) -> Any:
     if not _ARRAY_DTYPE.fullmatch(name):
         raise ValueError(f"{name!r} is no dtype")
-    dtype = np.dtype(name)
-    if not dtype.itemsize:
-        raise ValueError(f"{name!r} has no size")
-    _check_size(shape, dtype.itemsize, data)
-    if not data.nbytes:
-        return np.empty(shape, dtype)
-    flat = np.frombuffer(memory, np.uint8)
-    return (flat != 0 if dtype.kind == "b" else flat.view(dtype)).reshape(shape)
+    array = _take_array(buffers, number).view(np.dtype(name)).reshape(shape)
+    return array if is_array else array[()]
+
+
+def _take_array(buffers: Buffers, number: int) -> np.ndarray:
+    """Return the bytes of a buffer as an array that may be written to."""
+    data = _take(buffers, number)
+    return np.frombuffer(bytearray(data) if data.readonly else data, np.uint8)
 
 
 def _take(buffers: Buffers, number: int) -> memoryview:
     """Return a buffer, once: a few bytes of JSON could make any number of copies."""
-    if type(number) is not int or number < 0:
-        raise TypeError("a buffer's number is needed")
-    found, buffers[number] = buffers[number], None
-    if found is None:
-        raise ValueError("a buffer is used twice")
-    return found
+    return buffers.pop(number)
 
 
-def _check_size(shape: list[int], itemsize: int, data: memoryview) -> None:
-    if not isinstance(shape, list) or not all(
-        type(size) is int and 0 <= size < _MAX_INTEGER for size in shape
-    ):
-        raise TypeError("a shape is needed")
-    if len(shape) > 64 or math.prod(shape) * itemsize != data.nbytes:
-        raise ValueError(f"{data.nbytes} bytes for a shape of {shape[:64]}")
-
-
-def _own(data: memoryview) -> bytearray | memoryview:
-    """Return memory that may be written to."""
-    return bytearray(data) if data.readonly else data
-
-
-_NAMES: Final[Mapping[type, str]] = {
-    list: "list",
-    tuple: "tuple",
-    set: "set",
-    frozenset: "frozenset",
-    torch.Size: "size",
-    dict: "dict",
-    OrderedDict: "ordered dict",
-    bytes: "bytes",
-    bytearray: "bytearray",
-}
 _READERS: Final[Mapping[str, Callable[..., Any]]] = {
     "list": lambda buffers, parts: _read_all(parts, buffers),
     "tuple": lambda buffers, parts: tuple(_read_all(parts, buffers)),
@@ -285,17 +228,15 @@ _READERS: Final[Mapping[str, Callable[..., Any]]] = {
     "frozenset": lambda buffers, parts: frozenset(_read_all(parts, buffers)),
     "size": lambda buffers, parts: torch.Size(_read_all(parts, buffers)),
     "dict": lambda buffers, pairs: _read_pairs(pairs, buffers),
-    "ordered dict": lambda buffers, pairs: OrderedDict(_read_pairs(pairs, buffers)),
-    "state dict": _read_state_dict,
-    "int": _read_integer,
+    "ordered dict": _read_ordered,
+    "int": lambda buffers, text: int(text, 16),
     "complex": lambda buffers, real, imag: complex(real, imag),
+    "numpy text": lambda buffers, text: np.str_(text),
+    "numpy bytes": lambda buffers, number: np.bytes_(bytes(_take(buffers, number))),
     "bytes": lambda buffers, number: bytes(_take(buffers, number)),
     "bytearray": lambda buffers, number: bytearray(_take(buffers, number)),
     "dtype": lambda buffers, name: _DTYPES[name],
     "device": lambda buffers, name: torch.device(name),
     "tensor": _read_tensor,
     "array": _read_array,
-    "numpy number": _read_number,
-    "numpy text": _read_text,
-    "numpy bytes": lambda buffers, number: np.bytes_(bytes(_take(buffers, number))),
 }

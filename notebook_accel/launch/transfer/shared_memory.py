@@ -6,22 +6,22 @@ after a fork. It has no name: nothing is left behind however the processes end.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import errno
 import mmap
 import os
+import pickle
 import sys
 import tempfile
-import threading
-import uuid
 from collections.abc import Callable, Sequence
-from multiprocessing import reduction
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
 
 from ...errors import LaunchError
-from ...events import Buffer, as_bytes
-from .pickled import Pickled
+
+if TYPE_CHECKING:  # an agent's way to the notebook needs no events
+    from ...events import Buffer
+    from .pickled import Pickled
 
 _ALIGN = 64
 _CHUNK = 1 << 26
@@ -36,31 +36,33 @@ _HINTS = {
 
 
 class SharedPickle:
-    """A pickled value in shared memory; may itself be pickled while a process is being started.
+    """A pickled value in shared memory, which other processes reach by its descriptors.
 
     Args:
-        pickled: what is written to the memory.
-        in_one_file: whether it has to be reached by one descriptor, also where that is slower.
+        pickled: what is written to the memory; its descriptors belong to this object then.
 
     Raises:
         LaunchError: the system does not give that much.
+
+    Attributes:
+        shared: descriptors of memory that the value shares with other processes.
     """
 
-    def __init__(self, pickled: Pickled, *, in_one_file: bool = False) -> None:
-        views = [as_bytes(part) for part in (pickled.data, *pickled.buffers)]
+    def __init__(self, pickled: Pickled) -> None:
+        self.shared = pickled.shared
+        views = [pickle.PickleBuffer(part).raw() for part in (pickled.data, *pickled.buffers)]
         self._spans: list[tuple[int, int]] = []
         position = 0
         for view in views:
             self._spans.append((position, view.nbytes))
             position += -(-view.nbytes // _ALIGN) * _ALIGN
         size = max(position, 1)
-        memory: _NamedMemory | _Files | None = None
+        self._memory = _Files([], size, size)
         try:
-            memory = self._memory = _create(size, 1 if in_one_file else _choose_number(size))
-            memory.write(self._spans, views)
+            self._memory = _Files.create(size, _choose_number(size))
+            self._memory.write(self._spans, views)
         except BaseException as error:
-            if memory is not None:
-                memory.close()
+            self.close()
             if not isinstance(error, OSError):
                 raise
             hint = _HINTS.get(error.errno or 0, "")
@@ -70,41 +72,45 @@ class SharedPickle:
             ) from error
 
     @classmethod
-    def from_descriptor(cls, fd: int, spans: Sequence[tuple[int, int]]) -> SharedPickle:
+    def from_filenos(cls, layout: Any, fds: Sequence[int]) -> SharedPickle:
         """Return what another process holds in shared memory.
 
         Args:
-            fd: descriptor of the memory; the result owns it.
-            spans: the other process's `spans`.
+            layout: the other process's.
+            fds: duplicates of its `filenos`; the result owns them.
         """
+        spans, size, stripe = layout
         segment = cls.__new__(cls)
         segment._spans = list(spans)
-        size = os.fstat(fd).st_size
-        segment._memory = _Files([fd], size, size)
+        number = -(-size // stripe)
+        segment._memory = _Files(list(fds[:number]), size, stripe)
+        segment.shared = list(fds[number:])
         return segment
 
     @property
-    def spans(self) -> Sequence[tuple[int, int]]:
-        """Return offset and length of each part, in bytes."""
-        return self._spans
+    def layout(self) -> tuple[Sequence[tuple[int, int]], int, int]:
+        """Return the parts, the bytes in all files of the memory, and the bytes in each but the last one."""
+        return self._spans, self._memory.size, self._memory.stripe
 
-    def fileno(self) -> int:
-        """Return the descriptor of memory in one file; Windows has none."""
-        assert isinstance(self._memory, _Files)
-        return self._memory.fileno()
+    def filenos(self) -> list[int]:
+        """Return all descriptors: of the files of the memory, then of what is shared."""
+        return [*self._memory.fds, *self.shared]
 
     def open(self) -> Any:
         """Return the value; its tensors and arrays use this memory, each page of which is copied once it is written."""
         from .pickling import unpack  # here: it imports torch, which who only passes memory on does without
 
         view = memoryview(self._memory.map_privately())
+        shared, self.shared = self.shared, []
         self.close()
         parts: list[Buffer] = [view[start : start + length] for start, length in self._spans]
-        return unpack(parts[0], parts[1:])
+        return unpack(parts[0], parts[1:], shared)
 
     def close(self) -> None:
         """Give this process's hold on the memory back."""
         self._memory.close()
+        while self.shared:
+            os.close(self.shared.pop())
 
 
 class _Files:
@@ -117,9 +123,9 @@ class _Files:
     """
 
     def __init__(self, fds: list[int], size: int, stripe: int) -> None:
-        self._fds = fds
-        self._size = size
-        self._stripe = stripe
+        self.fds = fds
+        self.size = size
+        self.stripe = stripe
 
     @classmethod
     def create(cls, size: int, number: int) -> _Files:
@@ -128,7 +134,7 @@ class _Files:
         files = cls([], size, stripe)
         try:
             for start in range(0, size, stripe):
-                files._fds.append(_open_unnamed(min(stripe, size - start)))
+                files.fds.append(_open_unnamed(min(stripe, size - start)))
         except BaseException:
             files.close()
             raise
@@ -138,43 +144,26 @@ class _Files:
         """Write without a mapping, whose pages the system would fill with zeros first."""
 
         def write_file(number: int) -> None:
-            first = number * self._stripe
+            first = number * self.stripe
             for (start, length), view in zip(spans, views, strict=True):
-                low, high = max(first, start), min(first + self._stripe, start + length)
+                low, high = max(first, start), min(first + self.stripe, start + length)
                 if low < high:
-                    _write(self._fds[number], view[low - start : high - start], low - first)
+                    _write(self.fds[number], view[low - start : high - start], low - first)
 
-        _run_in_threads(write_file, range(len(self._fds)))
+        _run_in_threads(write_file, range(len(self.fds)))
 
     def map_privately(self) -> mmap.mmap:
-        if len(self._fds) == 1:
-            return mmap.mmap(self._fds[0], self._size, access=mmap.ACCESS_COPY)
-        memory = _map_nothing(self._size)
-        for number, fd in enumerate(self._fds):
-            first = number * self._stripe
-            _map_over(memory, first, min(self._stripe, self._size - first), fd)
+        if len(self.fds) == 1:
+            return mmap.mmap(self.fds[0], self.size, access=mmap.ACCESS_COPY)
+        memory = _map_nothing(self.size)
+        for number, fd in enumerate(self.fds):
+            first = number * self.stripe
+            _map_over(memory, first, min(self.stripe, self.size - first), fd)
         return memory
 
-    def fileno(self) -> int:
-        (fd,) = self._fds
-        return fd
-
     def close(self) -> None:
-        fds, self._fds = self._fds, []
+        fds, self.fds = self.fds, []
         _run_in_threads(os.close, fds)  # the last one that closes a file waits until its memory is given back
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        if sys.platform == "win32":
-            raise NotImplementedError("Windows passes no descriptors")
-        return _unpickle_files, ([reduction.DupFd(fd) for fd in self._fds], self._size, self._stripe)
-
-
-def _unpickle_files(fds: Sequence[Any], size: int, stripe: int) -> _Files:
-    return _Files([fd.detach() for fd in fds], size, stripe)
-
-
-def _create(size: int, number: int) -> _NamedMemory | _Files:
-    return _NamedMemory(size) if sys.platform == "win32" else _Files.create(size, number)
 
 
 def _choose_number(size: int) -> int:
@@ -185,27 +174,12 @@ def _choose_number(size: int) -> int:
 
 
 def _run_in_threads(function: Callable[[int], object], values: Sequence[int]) -> None:
-    """Call a function with each value, at the same time where there are several and the system has threads."""
-    waiting = iter(values)
-    errors: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            for value in waiting:  # each thread takes the next one
-                function(value)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work) for _ in values[1:]]
-    with contextlib.suppress(RuntimeError):  # no thread is left: this one does it
-        for thread in threads:
-            thread.start()
-    work()
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join()
-    if errors:
-        raise errors[0]
+    """Call a function with each value, at the same time where there are several."""
+    if len(values) < 2:
+        list(map(function, values))
+        return
+    with ThreadPoolExecutor(len(values)) as pool:
+        list(pool.map(function, values))
 
 
 def _map_nothing(size: int) -> mmap.mmap:
@@ -231,43 +205,12 @@ def _map_over(memory: mmap.mmap, start: int, length: int, fd: int) -> None:
         raise OSError(number, os.strerror(number))
 
 
-class _NamedMemory:
-    """Memory of Windows, which is gone when the last process that has it open closes it or ends."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._name = f"notebook_accel-{uuid.uuid4()}"
-        self._memory: mmap.mmap | None = self._map(mmap.ACCESS_WRITE)
-
-    def write(self, spans: Sequence[tuple[int, int]], views: Sequence[memoryview]) -> None:
-        assert self._memory is not None
-        for (start, length), view in zip(spans, views, strict=True):
-            self._memory[start : start + length] = view
-
-    def map_privately(self) -> mmap.mmap:
-        return self._map(mmap.ACCESS_COPY)
-
-    def close(self) -> None:
-        if self._memory is not None:
-            self._memory.close()
-            self._memory = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_size": self._size, "_name": self._name, "_memory": None}
-
-    def _map(self, access: int) -> mmap.mmap:
-        options: dict[str, Any] = {"tagname": self._name}  # for Windows only, as are the types of mmap
-        return mmap.mmap(-1, self._size, access=access, **options)
-
-
 def write_unnamed(data: bytes) -> int:
-    """Return a descriptor of memory, or of a file without a name, that holds some bytes; not for Windows.
+    """Return a descriptor of memory, or of a file without a name, that holds some bytes.
 
     Args:
         data: the bytes. Reading begins with the first.
     """
-    if sys.platform == "win32":
-        raise NotImplementedError("Windows passes no descriptors")
     fd = _open_unnamed(0)
     try:
         _write(fd, memoryview(data), 0)
@@ -279,8 +222,6 @@ def write_unnamed(data: bytes) -> int:
 
 def _write(fd: int, view: memoryview, position: int) -> None:
     """Write bytes to a file from a position on; the system takes 2 GiB at once at most."""
-    if sys.platform == "win32":
-        raise NotImplementedError("Windows has memory with names")
     written = 0
     while written < view.nbytes:
         written += os.pwrite(fd, view[written : written + _CHUNK], position + written)

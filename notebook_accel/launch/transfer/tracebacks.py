@@ -6,11 +6,13 @@ pdb and `traceback` show it as any other, with the lines of the cells.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import sys
 import types
 from collections.abc import Sequence
 from itertools import islice
+from typing import Any
 
 from ...events import Frame
 
@@ -60,9 +62,6 @@ def build(parts: Sequence[Frame]) -> types.TracebackType | None:
     return result
 
 
-_MAX_LINES = 1 << 14  # of a function; a peer may make up any
-
-
 class _Stub(Exception):
     pass
 
@@ -76,45 +75,18 @@ def _raise_in(code: types.CodeType) -> types.TracebackType | None:
 
 
 def _make_stub(frame: Frame) -> types.CodeType:
-    down = min(max(frame.lineno - frame.first_lineno, 0), _MAX_LINES)
-    before = "\n" * down if sys.version_info < (3, 11) else ""  # later ones have a table of locations
-    code = compile(before + "raise stub", frame.filename, "exec")
-    code = code.replace(co_name=frame.name, co_firstlineno=max(frame.first_lineno, 1))
+    """Return the code of a function that raises at the frame's place."""
+    tree = ast.parse("def worker(): raise stub")
+    end_line, start, end = frame.columns or (frame.lineno, -1, -1)
+    for node in ast.walk(tree.body[0]):
+        _move(node, frame.lineno, start, max(end_line, frame.lineno), end)
+    _move(tree.body[0], frame.first_lineno, 0, frame.first_lineno, 0)
+    module = compile(tree, frame.filename, "exec")
+    code: types.CodeType = next(part for part in module.co_consts if isinstance(part, types.CodeType))
     if sys.version_info >= (3, 11):
         code = code.replace(co_qualname=frame.qualname)
-        with contextlib.suppress(ValueError, TypeError):
-            code = code.replace(co_linetable=_encode_locations(len(code.co_code) // 2, frame))
-    return code
+    return code.replace(co_name=frame.name)
 
 
-_NO_COLUMNS, _LONG = 13, 14
-
-
-def _encode_locations(units: int, frame: Frame) -> bytes:
-    """Return a location table in which all code units have the frame's position.
-
-    The format is that of CPython 3.11 to 3.14, Objects/locations.md (InternalDocs/code_objects.md).
-    """
-    table = bytearray()
-    down = frame.lineno - frame.first_lineno
-    while units > 0:
-        length = min(units, 8)
-        kind = _NO_COLUMNS if frame.columns is None else _LONG
-        table.append(0x80 | kind << 3 | length - 1)
-        table += _encode_varint(-down << 1 | 1 if down < 0 else down << 1)
-        if frame.columns is not None:
-            end_line, start, end = frame.columns
-            for number in (max(end_line - frame.lineno, 0), start + 1, end + 1):
-                table += _encode_varint(number)
-        down = 0
-        units -= length
-    return bytes(table)
-
-
-def _encode_varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 64:
-        out.append(0x40 | value & 63)
-        value >>= 6
-    out.append(value)
-    return bytes(out)
+def _move(node: Any, line: int, start: int, end_line: int, end: int) -> None:
+    node.lineno, node.col_offset, node.end_lineno, node.end_col_offset = line, start, end_line, end

@@ -45,13 +45,14 @@ def pack_call(
         raise
 
 
-def pack_job(function: Any, args: tuple[Any, ...], name: str) -> Pickled:
+def pack_job(function: Any, args: tuple[Any, ...], name: str, *, share: bool = False) -> Pickled:
     """Pickle a function and its arguments.
 
     Args:
         function: what is launched.
         args: its arguments.
         name: the function's, for the message.
+        share: as of `pack`.
 
     Returns:
         The pickled tuple of function, args and what `Names` becomes.
@@ -61,7 +62,7 @@ def pack_job(function: Any, args: tuple[Any, ...], name: str) -> Pickled:
     """
     try:
         with interrupts.allow_interrupt():  # it may take long, and nothing has started
-            return pack((function, args, Names()))
+            return pack((function, args, Names()), share=share)
     except Exception as error:
         path, part, reason = _find_part(name, function, error, 0, set())
         if part is function:
@@ -123,7 +124,8 @@ def _find_part(
             obj,
             TypeError("it belongs to the process that made it; give the function what it needs of it"),
         )
-    if depth < _MAX_DEPTH:
+    # what multiprocessing says of a lock or queue tells more than that some part of it does not pickle
+    if depth < _MAX_DEPTH and not _name_type(obj).startswith("multiprocessing."):
         for step, child in _list_children(obj):
             if id(child) in seen:
                 continue

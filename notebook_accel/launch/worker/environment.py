@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Final
 
@@ -14,7 +13,6 @@ from ..checks import addresses
 from ..job import Job
 from ..script import Script
 
-_RECORDER_BEFORE: Final = "TORCH_NCCL_TRACE_BUFFER_SIZE"  # its older name, which counts less to torch
 _RECORDS_COLLECTIVES: Final = {"TORCH_FR_BUFFER_SIZE": "2000"}
 """For reports of hangs: torch before 2.11 records nothing of gloo without it."""
 _OF_TORCHRUN: Final[Mapping[str, str]] = {"ROLE_NAME": "default", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}
@@ -78,8 +76,7 @@ def make_environment(
         Values by variable. What the job and this process say of interfaces and threads counts more than our choice.
     """
     choices = {"OMP_NUM_THREADS": str(count_threads(job))}
-    is_chosen = _RECORDER_BEFORE in own or _RECORDER_BEFORE in job.environment
-    if not (is_chosen or probes.at_least("torch", "2.11")):
+    if not probes.at_least("torch", "2.11"):
         choices |= _RECORDS_COLLECTIVES
     if isinstance(job.function, Script):
         choices |= _OF_TORCHRUN
@@ -87,8 +84,6 @@ def make_environment(
         choices["NCCL_SOCKET_IFNAME"] = interface
     if interface := addresses.find_loopback_interface() if is_alone else interface:
         choices["GLOO_SOCKET_IFNAME"] = interface
-    if sys.platform == "win32":
-        rank_variables = {**rank_variables, "USE_LIBUV": "0"}  # torch's builds for Windows lack it
     own = {name: text for name, text in own.items() if name != secret.VARIABLE}  # workers need no proof
     return finder.complete_variables({**choices, **own, **job.environment, **rank_variables})
 
@@ -97,8 +92,4 @@ def count_threads(job: Job) -> int:
     """Return the threads for each worker's CPU kernels: what the user asks of OpenMP, else its share of the cores."""
     said = job.environment.get("OMP_NUM_THREADS") or environ.get("OMP_NUM_THREADS") or ""
     asked = said.split(",")[0].strip()
-    return (
-        int(asked)
-        if asked.isdecimal() and len(asked) < 6 and int(asked)
-        else devices.share_of_cores(job.local_world_size)
-    )
+    return (int(asked) if asked.isdecimal() else 0) or devices.share_of_cores(job.local_world_size)

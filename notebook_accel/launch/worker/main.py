@@ -8,7 +8,6 @@ import faulthandler
 import functools
 import gc
 import multiprocessing
-import multiprocessing.util
 import os
 import signal
 import socket
@@ -16,8 +15,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
 import torch
@@ -30,10 +30,10 @@ from ...stream import capture, displays
 from ...stream.emit import Emitter
 from ...stream.wire import GO, PipeEnd
 from ...takeover import finder
-from .. import children, descriptors
+from .. import children, descriptors, leftovers
 from ..signals import STACK_SIGNAL
 from ..transfer import cell_sources, failures
-from ..transfer.random_states import RandomStates
+from ..transfer.settings import Settings
 from ..transfer.shared_memory import SharedPickle
 from ..transfer.unpicklable import pack_value
 from . import lifeline, spawned_children
@@ -44,17 +44,29 @@ _OBEY_SECONDS = 10.0  # that daemons have to end when they are asked to
 
 
 @dataclass(frozen=True, kw_only=True)
+class WorkerEnds:
+    """A worker's ends of what joins it with the notebook.
+
+    Attributes:
+        events: the socket for events to the notebook and orders from it. The first word on it says to begin.
+        stdout: the pipe that its output goes to.
+        stderr: likewise for its errors.
+        lifeline: descriptor of a pipe that closes when whoever started the worker ends; it is killed then.
+    """
+
+    events: socket.socket
+    stdout: PipeEnd
+    stderr: PipeEnd
+    lifeline: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSpec:
     """One worker of a run: what the notebook, or whoever starts the process, hands to it.
 
     Attributes:
         rank: global rank.
         environment: all environment variables of the process.
-        stdout: the pipe that its output goes to; None sends output as events.
-        stderr: likewise for its errors.
-        events: the socket for events to the notebook and orders from it. The first word on it says to begin.
-        lifeline: a pipe that closes when the notebook ends; the worker is killed then.
-        payload: the tuple of function and arguments, or the `SharedPickle` that holds it; None where `serve` is given.
         sends_value: whether the notebook wants the value that the function returns.
         forked: whether the process is a fork of the notebook's.
         with_ipython: whether to import IPython, because the notebook has.
@@ -63,21 +75,17 @@ class WorkerSpec:
             default of `multiprocessing`.
         in_background: whether the notebook runs cells meanwhile: then an interrupt is not meant for this worker.
         directory: the working folder; None keeps that of the process.
-        random_states: the notebook's, set before the function is called.
+        settings: the notebook's, set before the function is called.
         sources: lines of the notebook's cells, by the file name under which they were compiled.
         serve: what the worker does instead of calling a function once: it serves calls until it is told to leave.
         has_all_nodes: whether the launcher that starts the process has the ranks of all nodes.
         leaves_last: whether the process holds the store where all ranks meet: then it waits until the others have left.
         setup: called before the function, when all workers are started.
+        sockets: the folder for the sockets of multiprocessing; None leaves its own choice.
     """
 
     rank: int
     environment: Mapping[str, str]
-    stdout: PipeEnd | None
-    stderr: PipeEnd | None
-    events: socket.socket
-    lifeline: PipeEnd
-    payload: Any
     sends_value: bool
     forked: bool
     with_ipython: bool
@@ -85,67 +93,71 @@ class WorkerSpec:
     child_start_method: str | None
     in_background: bool
     directory: str | None
-    random_states: RandomStates
+    settings: Settings
     sources: Mapping[str, list[str]]
     serve: Callable[[socket.socket, Emitter, capture.Capture, StopPoint], None] | None = None
     has_all_nodes: bool = False
     leaves_last: bool = False
     setup: Callable[[], None] | None = None
+    sockets: str | None = None
 
 
-def main(spec: WorkerSpec) -> NoReturn:
-    """Run the spec's function, and end the process; never returns to the caller.
+def main(spec: WorkerSpec, ends: WorkerEnds, payload: Any) -> NoReturn:
+    """Run a function, and end the process; never returns to the caller.
 
     Args:
-        spec: what to run, and how.
+        spec: how to run it.
+        ends: join the process with the notebook.
+        payload: the tuple of function and arguments, or the `SharedPickle` that holds it; None where the spec has
+            `serve`.
     """
     __tracebackhide__ = True
-    emitter = Emitter(spec.events, spec.rank)
-    output = capture.Capture(spec.stdout, spec.stderr, emitter)
+    emitter = Emitter(ends.events, spec.rank)
+    output = capture.Capture(ends.stdout, ends.stderr, emitter)
     code = 1
     try:
-        _become_worker(spec)
-        code = _work(spec, emitter, output)
+        _become_worker(spec, ends.lifeline)
+        code = _work(spec, ends.events, payload, emitter, output)
     except KeyboardInterrupt:
         pass
     finally:
         _leave(code, output)
 
 
-def _become_worker(spec: WorkerSpec) -> None:
+def _become_worker(spec: WorkerSpec, end: int) -> None:
     """Give the process its own session, signals and environment, and drop what is the kernel's."""
-    if sys.platform != "win32" and os.getsid(0) != os.getpid():
+    if os.getsid(0) != os.getpid():
         os.setsid()
-    if sys.platform == "win32":
-        threading.Thread(target=_wait_for_end, args=(spec.lifeline,), daemon=True).start()
-    else:
-        lifeline.follow(spec.lifeline.fileno())
+    lifeline.follow(end)
     if spec.forked:
         _forget_kernel()
-    descriptors.leave_server()
     _forget_finalizers()
-    for signum in (signal.SIGTERM, *_list_terminal_signals()):
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(signum, signal.SIG_DFL)
     if spec.in_background:
         # Before `setsid` above, an interrupt of another cell reached this process too, as part of the kernel's process
         # group. It is blocked and pending. To ignore the signal, even for a moment, discards what is pending.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     faulthandler.enable(2)
-    if sys.platform != "win32" and STACK_SIGNAL is not None:
+    if STACK_SIGNAL is not None:
         faulthandler.register(STACK_SIGNAL, 2, all_threads=False)
     environ.restore(spec.environment)
-    if not spec.forked and spec.directory is not None:
+    time.tzset()
+    if not spec.forked and spec.directory:
         os.chdir(spec.directory)
     if spec.child_start_method is not None:
         children.set_default(spec.child_start_method)
+    if spec.sockets is not None:
+        children.use_sockets_folder(spec.sockets)
     spawned_children.hand_down()
     capture.unused_stdin()
 
 
-def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
+def _work(
+    spec: WorkerSpec, events: socket.socket, payload: Any, emitter: Emitter, output: capture.Capture
+) -> int:
     """Call the function, and send what it returns or raises; return the exit code."""
     __tracebackhide__ = True
     code, others_left = 0, threading.Event()
@@ -153,24 +165,28 @@ def _work(spec: WorkerSpec, emitter: Emitter, output: capture.Capture) -> int:
         _prepare_for_function(spec, output)
         stop_point = StopPoint()
         place = topology.from_environ()
-        reporter = WorkerReporter(emitter, output.flush, stop_point, place, has_all_nodes=spec.has_all_nodes)
+        reporter = WorkerReporter(
+            emitter, capture.flush_pipes, stop_point, place, has_all_nodes=spec.has_all_nodes
+        )
         runtime.set_reporter(reporter)
-        if spec.events.recv(len(GO)) != GO:
+        if events.recv(len(GO)) != GO:
             return 1  # the notebook has given up
         if spec.serve is not None:
-            spec.serve(spec.events, emitter, output, stop_point)
+            spec.settings.restore(forked=spec.forked)
+            spec.serve(events, emitter, output, stop_point)
             _leave_group()
             return 0
         listener = OrderListener(
-            spec.events,
+            events,
             emitter,
             stop_point,
             functools.partial(_note_leave, others_left),
-            write_out=output.write_out,
+            output.write_out,
         )
         if spec.setup is not None:
             spec.setup()
-        function, args = _open(spec.payload)
+        function, args = _open(payload)
+        spec.settings.restore(forked=spec.forked)  # after the imports of the function's modules
         emitter.emit(Phase(rank=spec.rank, time=emitter.now(), name="running", pid=os.getpid()))
         try:
             value = function(*args)
@@ -203,7 +219,7 @@ def _note_leave(others_left: threading.Event, order: Order) -> None:
 
 
 def _prepare_for_function(spec: WorkerSpec, output: capture.Capture) -> None:
-    """Set up what the function expects to find: displays, bars, threads, random states, lines of cells."""
+    """Set up what the function expects to find: displays, bars, threads, lines of cells."""
     if environ.flag(finder.VARIABLE):
         finder.install()
     if spec.with_ipython:
@@ -212,7 +228,6 @@ def _prepare_for_function(spec: WorkerSpec, output: capture.Capture) -> None:
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
     cell_sources.install(spec.sources)
-    spec.random_states.restore(forked=spec.forked)
 
 
 def _finish(spec: WorkerSpec, emitter: Emitter, value: Any) -> None:
@@ -253,26 +268,25 @@ def _leave(code: int, output: capture.Capture) -> NoReturn:
     try:
         with contextlib.suppress(Exception):
             threading._shutdown()  # type: ignore[attr-defined]
-        children = lifeline.list_children()
-        threading.Thread(target=_kill_deaf_daemons, daemon=True).start()
+        left = leftovers.list_children()
+        daemons = [child for child in multiprocessing.active_children() if child.daemon]
+        threading.Thread(target=_kill_deaf, args=(daemons,), daemon=True).start()
         with contextlib.suppress(Exception):
-            multiprocessing.util._exit_function()  # type: ignore[attr-defined]  # waits for its processes; a fork has no exit handler for it
+            children.wait_at_exit()
         with contextlib.suppress(Exception):
             atexit._run_exitfuncs()
         output.close()
-        lifeline.end_children(children)
+        leftovers.end_children(left)
     finally:
         os._exit(code)
 
 
-def _kill_deaf_daemons() -> None:
+def _kill_deaf(daemons: Sequence[BaseProcess]) -> None:
     """Kill, after a while, daemons that multiprocessing asks to end at exit: it waits for a deaf one for ever."""
-    while True:
-        time.sleep(_OBEY_SECONDS)
-        for child in list(multiprocessing.process._children):  # type: ignore[attr-defined]
-            if child.daemon:
-                with contextlib.suppress(OSError, ValueError):
-                    child.kill()
+    time.sleep(_OBEY_SECONDS)
+    for child in daemons:
+        with contextlib.suppress(OSError, ValueError):
+            child.kill()
 
 
 def _forget_kernel() -> None:
@@ -310,13 +324,3 @@ def _finalize(first: int) -> None:
         if info.index < first:
             info.atexit = False
     weakref.finalize._exitfunc()  # type: ignore[attr-defined]
-
-
-def _list_terminal_signals() -> list[signal.Signals]:
-    return [signal.Signals[name] for name in ("SIGHUP", "SIGQUIT") if name in signal.Signals.__members__]
-
-
-def _wait_for_end(lifeline: PipeEnd) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        lifeline.recv_bytes()
-    os._exit(1)

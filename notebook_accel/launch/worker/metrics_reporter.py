@@ -12,9 +12,9 @@ from ...stream.emit import Emitter
 from ...stream.series import MOST_MEASURED
 from ...topology import Topology
 
-_MOST_AT_ONCE: Final = 500  # rows: a chart draws as many
-_ROWS_PER_SECOND: Final = 10.0
-_MOST_KINDS: Final = 100  # of rows, by their names
+_MOST_AT_ONCE: Final = 500  # rows of the same names: a chart draws as many
+_MOST_KINDS: Final = 100  # of rows, by their names; all others count as one
+_PAUSE_SECONDS: Final = 0.1  # between two rows that come after these
 
 
 class WorkerReporter:
@@ -46,17 +46,26 @@ class WorkerReporter:
         place, count = topology.local_rank, topology.local_world_size
         if has_all_nodes:
             place, count = topology.rank, topology.world_size
-        self._sends_some = place % choose_stride(count) == 0
+        self._sends_some = place % -(-count // MOST_MEASURED) == 0
         self._sends_all = place == 0
-        self._allowances: dict[tuple[str, ...], Allowance] = {}
+        self._sent: dict[tuple[str, ...], tuple[int, float]] = {}  # how many rows, and when the last
 
     def takes_metrics(self, names: Iterable[str]) -> bool:
-        """Return whether the numbers of one more step are sent.
+        """Return whether the numbers of one more step are sent; an evaluation's are, however fast the losses come.
 
         Args:
             names: of the values.
         """
-        return self._sends_all or (self._sends_some and self._may_send(tuple(map(str, names))))
+        if self._sends_all or not self._sends_some:
+            return self._sends_all
+        kind, now = tuple(map(str, names)), monotonic()
+        if kind not in self._sent and len(self._sent) >= _MOST_KINDS:
+            kind = ()
+        count, last = self._sent.get(kind, (0, 0.0))
+        if count >= _MOST_AT_ONCE and now - last < _PAUSE_SECONDS:
+            return False
+        self._sent[kind] = count + 1, now
+        return True
 
     def metrics(self, values: Mapping[str, float], step: int | None) -> None:
         """Send numbers of one step, for which `takes_metrics` was asked.
@@ -67,13 +76,6 @@ class WorkerReporter:
         """
         emitter = self._emitter
         emitter.emit(Metric(rank=emitter.rank, time=emitter.now(), values=values, step=step))
-
-    def _may_send(self, names: tuple[str, ...]) -> bool:
-        """Return whether a row is due; an evaluation is, however fast the losses come."""
-        known = names if names in self._allowances or len(self._allowances) < _MOST_KINDS else ()
-        if known not in self._allowances:
-            self._allowances[known] = Allowance(_MOST_AT_ONCE, _ROWS_PER_SECOND)
-        return self._allowances[known].take(monotonic())
 
     def flush(self) -> None:
         """Return when the notebook has this worker's output, or after a moment."""
@@ -94,41 +96,3 @@ class WorkerReporter:
     def should_stop(self) -> bool:
         """Return whether the ranks of the launcher are to stop here."""
         return self._stop_point.reached()
-
-
-class Allowance:
-    """Lets so much pass at once, and then so much a second.
-
-    Args:
-        most: at once.
-        rate: a second.
-    """
-
-    def __init__(self, most: int, rate: float) -> None:
-        self._most, self._rate = most, rate
-        self._left, self._looked = float(most), 0.0
-
-    def take(self, now: float) -> bool:
-        """Return whether one more may pass.
-
-        Args:
-            now: in seconds, by a clock that never goes back.
-        """
-        self._left = min(self._most, self._left + self._rate * (now - self._looked))
-        self._looked = now
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
-
-
-def choose_stride(count: int) -> int:
-    """Return of how many ranks one sends metrics: a power of two, so that `MOST_MEASURED` ranks do at most.
-
-    Args:
-        count: the ranks of a launcher.
-    """
-    stride = 1
-    while count > stride * MOST_MEASURED:
-        stride *= 2
-    return stride

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Final
 
 from ... import runtime
 from ...events import (
-    Event,
     Held,
     HoldOrder,
     LeaveOrder,
@@ -27,9 +26,9 @@ from ...events import (
 from ...stopping import StopPoint
 from ...stream.emit import Emitter
 from ...stream.readable import wait_readable
-from ...stream.wire import FrameError, FrameReader, describe_loss
+from ...stream.wire import FrameReader
 from . import flight_recorder
-from .stacks import BACKWARD, StackWatch
+from .stacks import BACKWARD, describe_users_frames, find_collective, read_stack
 
 _INTERVAL: Final = 0.5
 _WRITE_INTERVAL: Final = 0.2  # as in Jupyter's kernels
@@ -48,6 +47,9 @@ class OrderListener:
         obey: takes orders of other kinds than those for stacks and stops.
         write_out: writes what was printed without a newline; called every 0.2 s while no order comes, and by one.
         thread: the thread that trains, by its identifier; None is the calling one.
+
+    Attributes:
+        began_ns: when the call of a session began, in nanoseconds since the epoch: no collective before it is reported.
     """
 
     def __init__(
@@ -55,8 +57,8 @@ class OrderListener:
         events: socket.socket,
         emitter: Emitter,
         stop_point: StopPoint,
-        obey: Callable[[Order], None] | None = None,
-        write_out: Callable[[], None] | None = None,
+        obey: Callable[[Order], None],
+        write_out: Callable[[], None],
         thread: int | None = None,
     ) -> None:
         self._obey_other = obey
@@ -65,7 +67,8 @@ class OrderListener:
         self._emitter = emitter
         self._stop_point = stop_point
         self._frames = FrameReader()
-        self._stacks = StackWatch(thread or threading.get_ident())
+        self._thread = thread or threading.get_ident()
+        self.began_ns = 0
         self._last: Pulse | None = None
         self._next_pulse = monotonic() + _INTERVAL
         threading.Thread(target=self._run, name="notebook_accel listener", daemon=True).start()
@@ -73,32 +76,24 @@ class OrderListener:
     def _run(self) -> None:
         """Obey until the notebook is gone, and the lifeline ends this worker; or until nothing can be heard of it."""
         try:
-            while (orders := self._hear()) is not None:
-                for order in orders:
-                    self._try(self._obey, order)
-        except FrameError as error:
-            for order in error.events:
-                self._try(self._obey, order)
-            loss = describe_loss(self._emitter.rank, error, "the notebook")
-            with contextlib.suppress(OSError, ValueError):  # stderr may be closed
-                print(f"rank {loss.rank} hears no more orders: {loss.lost}", file=sys.stderr, flush=True)
+            while True:
+                if not wait_readable(self._events, _WRITE_INTERVAL):
+                    self._idle()
+                elif data := self._events.recv(_BYTES):
+                    for order in self._frames.feed(data):
+                        self._try(self._obey, order)
+                else:
+                    break
         except (OSError, ValueError):
             pass  # the connection was reset, or a script has closed all descriptors
-        finally:
-            if self._obey_other is not None:  # nobody will tell it any more
-                self._try(self._obey_other, LeaveOrder(rank=self._emitter.rank, time=self._emitter.now()))
+        # nobody will tell it any more
+        self._try(self._obey_other, LeaveOrder(rank=self._emitter.rank, time=self._emitter.now()))
 
-    def _hear(self) -> list[Event] | None:
-        """Wait for orders for a moment, and return them; None where the notebook is gone."""
-        if not wait_readable(self._events, _INTERVAL if self._write_out is None else _WRITE_INTERVAL):
-            if self._write_out is not None:
-                self._try(self._write_out)
-            if monotonic() >= self._next_pulse:
-                self._next_pulse = monotonic() + _INTERVAL
-                self._try(self.send_pulse)
-            return []
-        data = self._events.recv(_BYTES)
-        return self._frames.feed(data) if data else None
+    def _idle(self) -> None:
+        self._try(self._write_out)
+        if monotonic() >= self._next_pulse:
+            self._next_pulse = monotonic() + _INTERVAL
+            self._try(self.send_pulse)
 
     def _try(self, step: Callable[..., None], *args: object) -> None:
         """Take a step; whatever it raises is shown, and the next order is obeyed all the same."""
@@ -116,47 +111,37 @@ class OrderListener:
         elif isinstance(order, StopOrder):
             self._stop_point.set(order.question)
         elif isinstance(order, WriteOrder):
-            if self._write_out is not None:
-                self._write_out()
-        elif isinstance(order, StackOrder) and not order.call:
-            self._report_stack()
-        elif isinstance(order, Order) and self._obey_other is not None:
+            self._write_out()
+        elif isinstance(order, StackOrder):
+            emitter.emit(report_stack(self._thread, emitter.rank, emitter.now(), self.began_ns))
+        elif isinstance(order, Order):
             self._obey_other(order)
-        else:
-            assert not isinstance(order, Order), f"nobody obeys {order}"
-
-    def _report_stack(self) -> None:
-        emitter = self._emitter
-        emitter.emit(report_stack(self._stacks, emitter.rank, emitter.now()))
 
     def send_pulse(self) -> None:
         """Send a pulse where something changed."""
         emitter = self._emitter
-        collective = self._stacks.look().collective
+        collective = find_collective(read_stack(self._thread))
         pulse = make_pulse(emitter.rank, emitter.now(), "" if collective == BACKWARD else collective)
-        if self._last is None or _drop_time(pulse) != _drop_time(self._last):
+        if self._last is None or pulse != replace(self._last, time=pulse.time, moment=pulse.moment):
             self._last = pulse
             emitter.emit(pulse)
 
 
-def report_stack(stacks: StackWatch, rank: int, time: float, call: int = 0, since_ns: int = 0) -> StackReport:
+def report_stack(thread: int, rank: int, time: float, since_ns: int = 0) -> StackReport:
     """Return where a thread is, and which collectives of this process have not ended.
 
     Args:
-        stacks: looks at the thread.
+        thread: its identifier.
         rank: this process's.
         time: now, in seconds since the epoch.
-        call: of a session, by its number.
-        since_ns: when the call began, in nanoseconds since the epoch.
+        since_ns: leave out collectives that began before, in nanoseconds since the epoch.
     """
-    stack, recorded = stacks.look(), flight_recorder.read_recorder(since_ns)
+    stack, recorded = read_stack(thread), flight_recorder.read_recorder(since_ns)
     return StackReport(
         rank=rank,
         time=time,
-        call=call,
-        collective=stack.collective or flight_recorder.name_wait(recorded),
-        seconds=stack.seconds,
-        frames=stack.frames,
+        collective=find_collective(stack) or flight_recorder.name_wait(recorded),
+        frames=describe_users_frames(stack),
         recorded=recorded,
     )
 
@@ -169,22 +154,9 @@ def make_pulse(rank: int, time: float, waiting: str = "") -> Pulse:
         time: now, in seconds since the epoch.
         waiting: the collective that the main thread is in, empty where it is in none.
     """
+    pulse = Pulse(rank=rank, time=time, waiting=waiting, moment=monotonic())
     current = runtime.current()
     if current is None:
-        return Pulse(rank=rank, time=time, waiting=waiting, moment=monotonic())
-    flags = current.gradient
-    epoch, batch, batches = flags.position()
-    return Pulse(
-        rank=rank,
-        time=time,
-        steps=flags.steps,
-        epoch=epoch,
-        batch=batch,
-        batches=batches,
-        waiting=waiting,
-        moment=monotonic(),
-    )
-
-
-def _drop_time(pulse: Pulse) -> tuple[object, ...]:
-    return pulse.steps, pulse.epoch, pulse.batch, pulse.batches, pulse.waiting
+        return pulse
+    epoch, batch, batches = current.gradient.position()
+    return replace(pulse, steps=current.gradient.steps, epoch=epoch, batch=batch, batches=batches)

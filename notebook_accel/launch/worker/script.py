@@ -20,10 +20,11 @@ import io
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 _PACKAGE = "notebook_accel"
+_PLACE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _QUIET_SECONDS = 0.5  # of a short script nobody has to hear: it imports nothing of ours
 _GO_BYTES = 1  # of `stream.wire.GO`
 
@@ -35,14 +36,13 @@ def main() -> None:
     _ours("launch.worker.lifeline").follow(lifeline)
     if os.read(events, _GO_BYTES) == b"":
         sys.exit(1)  # the launcher has given up
-    if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     for descriptor in (events, lifeline):
         os.set_inheritable(descriptor, kind == "program" and descriptor == lifeline)
     if kind == "program":
         _become(words)
     faulthandler.enable(2)
-    if stack_signal and sys.platform != "win32":
+    if stack_signal:
         faulthandler.register(stack_signal, 2, all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # it is a pipe, and somebody looks at the other end
@@ -67,8 +67,7 @@ def _become(words: Sequence[str]) -> NoReturn:
 class _Launcher:
     """The way to the launcher, which a short script that fares well does without.
 
-    A process that the script forks has no such way: how it ends is the script's own. Neither has a script that closes
-    all descriptors, as daemons do.
+    A process that the script forks has no such way: how it ends is the script's own.
 
     Args:
         rank: this process's.
@@ -77,8 +76,6 @@ class _Launcher:
 
     def __init__(self, rank: int, events: int) -> None:
         self._place = (rank, events, threading.get_ident())
-        self._events = events
-        self._socket = _identify(events)
         self._pid = os.getpid()
         self._reporter: Any = None
         self._lock = threading.Lock()
@@ -86,16 +83,13 @@ class _Launcher:
         threading.Thread(target=self._listen, name="notebook_accel listener", daemon=True).start()
 
     def _listen(self) -> None:
-        """Begin to listen at the first question, or half a second from now."""
-        with contextlib.suppress(OSError, ValueError):  # the script may have closed it
-            _ours("stream.readable").wait_readable(self._events, _QUIET_SECONDS)
+        time.sleep(_QUIET_SECONDS)
+        with contextlib.suppress(OSError):  # the script may have closed the socket
             self._connect()
 
     def _connect(self) -> Any:
-        """Return the reporter; None where the way to the launcher is closed."""
+        """Return the reporter."""
         with self._lock:
-            if _identify(self._events) != self._socket:
-                return None
             if self._reporter is None:
                 self._reporter = _ours("launch.worker.script_reporter").ScriptReporter(*self._place)
             return self._reporter
@@ -110,30 +104,16 @@ class _Launcher:
         while frames is not None and _is_ours(frames.tb_frame.f_code.co_filename):
             frames = frames.tb_next
         error = error.with_traceback(frames)
-        reporter = self._connect() if os.getpid() == self._pid else None
-        if reporter is None:
-            sys.excepthook(type(error), error, frames)
+        if os.getpid() == self._pid:
+            self._connect().show_traceback(error, now, moment)
         else:
-            reporter.show_traceback(error, now, moment)
+            sys.excepthook(type(error), error, frames)
 
     def _end(self) -> None:
         """Send the failure, where there is one, and end what the script has started."""
-        if self._reporter is None:
-            return
-        if _identify(self._events) != self._socket:
-            self._reporter.let_go()
-        elif os.getpid() == self._pid:
+        if self._reporter is not None and os.getpid() == self._pid:
             self._reporter.send_failure()
-            _ours("launch.worker.lifeline").end_children()
-
-
-def _identify(descriptor: int) -> tuple[int, int] | None:
-    """Return what a descriptor stands for, by device and inode; None where it is closed."""
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
+            _ours("launch.leftovers").end_children()
 
 
 def _is_ours(filename: str) -> bool:
@@ -145,21 +125,12 @@ def _is_ours(filename: str) -> bool:
 
 def _ours(name: str) -> Any:
     """Return a module of this package, which need not be where the script finds its own."""
+    before = list(sys.path)
+    sys.path.append(_PLACE)
     try:
         return importlib.import_module(f"{_PACKAGE}.{name}")
-    except ModuleNotFoundError:
-        with _package_on_path():
-            return importlib.import_module(f"{_PACKAGE}.{name}")
-
-
-@contextlib.contextmanager
-def _package_on_path() -> Iterator[None]:
-    place = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    sys.path.append(place)
-    try:
-        yield
     finally:
-        sys.path.remove(place)
+        sys.path[:] = before
 
 
 if __name__ == "__main__":

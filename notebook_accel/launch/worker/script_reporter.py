@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import os
 import socket
 import sys
-from typing import Any
 
-from ...events import Failure, RaisedError, Traceback
+from ...events import Failure, Order, RaisedError, Traceback
 from ...stopping import StopPoint
 from ...stream import capture
 from ...stream.emit import Emitter
@@ -28,12 +26,10 @@ class ScriptReporter:
     """
 
     def __init__(self, rank: int, events: int, thread: int) -> None:
-        self._connection = _OwnSocket(events)
-        self._emitter = Emitter(self._connection, rank)
+        connection = socket.socket(fileno=events)
+        self._emitter = Emitter(connection, rank)
         self._failure: Failure | None = None
-        OrderListener(
-            self._connection, self._emitter, StopPoint(), write_out=capture.write_out, thread=thread
-        )
+        OrderListener(connection, self._emitter, StopPoint(), _ignore, capture.write_out, thread)
 
     def show_traceback(self, error: BaseException, at: float, moment: float) -> None:
         """Send an exception as the script's own hook shows it; the launcher shows one of all ranks'.
@@ -59,41 +55,9 @@ class ScriptReporter:
         if self._failure is not None:
             self._emitter.emit(self._failure)
 
-    def let_go(self) -> None:
-        """Leave the descriptor of the socket to the script, which has closed it and may have opened another file."""
-        self._connection.detach()
 
-
-class _OwnSocket(socket.socket):
-    """A socket whose descriptor a script may close: what the system gives the number to then is the script's.
-
-    Args:
-        descriptor: of the socket.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        super().__init__(fileno=descriptor)
-        self._status = os.fstat(descriptor)
-
-    def _require_own(self) -> None:
-        """Raise OSError, and let go of the number, where it is not this socket's any more."""
-        if not os.path.samestat(os.fstat(self.fileno()), self._status):
-            self.detach()
-            raise OSError(errno.EBADF, "the script has closed it")
-
-    def recv(self, *arguments: Any) -> bytes:
-        self._require_own()
-        return super().recv(*arguments)
-
-    def sendall(self, *arguments: Any) -> None:
-        self._require_own()
-        super().sendall(*arguments)
-
-    if sys.platform != "win32":  # which has no sendmsg
-
-        def sendmsg(self, *arguments: Any) -> int:
-            self._require_own()
-            return super().sendmsg(*arguments)
+def _ignore(order: Order) -> None:
+    """Obey no order of a kind that scripts do not know."""
 
 
 def _call_hook(error: BaseException) -> str:

@@ -1,7 +1,7 @@
 """In a worker: lets processes that it spawns have the classes and functions of cells, which no module can give them.
 
-A data loader's workers are such processes on macOS and Windows. Pickles name a class of a cell as one of `__main__`,
-where a spawned process has nothing; a fork has all that its parent has.
+A data loader's workers are such processes on macOS. Pickles name a class of a cell as one of `__main__`, where a
+spawned process has nothing; a fork has all that its parent has.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _reduce(pickler: ForkingPickler, obj: Any) -> Any:
     name = obj.__qualname__
     if obj.__module__ != "__main__" or vars(sys.modules["__main__"]).get(name) is not obj:
         return NotImplemented
-    return _take, (name, pack((obj, Names()), in_band=True).data)
+    return _take, (name, pack((obj, Names()), in_band=True, leaves_run=False).data)
 
 
 def _take(name: str, pickled: bytes) -> Any:

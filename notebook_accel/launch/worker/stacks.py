@@ -1,12 +1,9 @@
-"""In a worker: the stack of a thread, the collective that it waits in, and how long the stack has not changed."""
+"""In a worker: the stack of a thread, and the collective that it waits in."""
 
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Final
@@ -18,51 +15,21 @@ _TORCH: Final = "torch/distributed/distributed_c10d.py"
 _OURS: Final = "notebook_accel/comm/torch_dist.py"
 _COMM: Final = "notebook_accel.comm.base"  # not imported here: a script may do without torch
 _ENGINE: Final = "_engine_run_backward"
-_SHUTDOWN: Final = threading._shutdown.__code__  # type: ignore[attr-defined]
 _OWN_FOLDERS: Final = tuple(str(Path(__file__).parents[2] / name) for name in ("launch", "session"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StackState:
-    """The stack of a thread.
-
-    Attributes:
-        collective: that the thread waits in, or `backward`; empty where it is in neither.
-        seconds: how long the stack has looked like this, as far as somebody looked.
-        frames: the user's, outermost first.
-    """
-
-    collective: str
-    seconds: float
-    frames: Sequence[Frame]
-
-
-class StackWatch:
-    """Looks at a thread now and then; once it waits, at its end, for a thread that was left, at that one.
+def read_stack(thread: int) -> list[FrameType]:
+    """Return the frames of a thread, outermost first; empty where it has ended.
 
     Args:
-        thread: the thread's identifier.
+        thread: its identifier.
     """
-
-    def __init__(self, thread: int) -> None:
-        self._thread = thread
-        self._mark: tuple[tuple[int, int], ...] = ()
-        self._since = 0.0
-
-    def look(self) -> StackState:
-        """Return where the thread is."""
-        stack = _read_stack(self._thread)
-        if any(frame.f_code is _SHUTDOWN for frame in stack):
-            stack = next(filter(None, map(_read_stack, _list_left())), stack)
-        now = time.monotonic()
-        mark = tuple((id(frame), frame.f_lasti) for frame in stack)
-        if mark != self._mark:
-            self._mark, self._since = mark, now
-        return StackState(
-            collective=find_collective(stack),
-            seconds=now - self._since,
-            frames=[_describe(frame) for frame in _drop_ours(stack)],
-        )
+    frames = []
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
 
 
 def find_collective(stack: Sequence[FrameType]) -> str:
@@ -86,28 +53,12 @@ def find_collective(stack: Sequence[FrameType]) -> str:
     return ""
 
 
-def _list_left() -> list[int]:
-    """Return the threads that the interpreter waits for at its end."""
-    here = (threading.main_thread(), threading.current_thread())
-    return [one.ident for one in threading.enumerate() if one.ident and not one.daemon and one not in here]
-
-
-def _read_stack(thread: int) -> list[FrameType]:
-    """Return a thread's frames, outermost first; empty where it has ended."""
-    frames = []
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        frames.append(frame)
-        frame = frame.f_back
-    return frames[::-1]
-
-
-def _drop_ours(stack: Sequence[FrameType]) -> Sequence[FrameType]:
+def describe_users_frames(stack: Sequence[FrameType]) -> list[Frame]:
     """Return the frames of the launched function; those that lead to it are ours, and in a fork also the notebook's."""
     for number in range(len(stack) - 1, -1, -1):
         if stack[number].f_code.co_filename.startswith(_OWN_FOLDERS):
-            return stack[number + 1 :]
-    return stack
+            return [_describe(frame) for frame in stack[number + 1 :]]
+    return [_describe(frame) for frame in stack]
 
 
 def _describe(frame: FrameType) -> Frame:

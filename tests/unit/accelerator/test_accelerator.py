@@ -315,7 +315,7 @@ def test_parameters_are_those_of_accelerate() -> None:
         assert list(inspect.signature(getattr(Accelerator, name)).parameters) == names
     for name in sorted(set(methods) - set(hidden)):
         parameters = inspect.signature(getattr(Accelerator, name)).parameters
-        more = {"save_state": ["async_save"]}.get(name, [])
+        more = {"save_state": ["async_save"], "prepare_data_loader": ["already_sharded"]}.get(name, [])
         assert all(parameters[extra].kind is inspect.Parameter.KEYWORD_ONLY for extra in more)
         theirs = list(inspect.signature(getattr(reference, name)).parameters)
         assert [given for given in parameters if given not in more] == theirs, name

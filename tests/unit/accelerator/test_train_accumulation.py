@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from notebook_accel.accelerator import Accelerator
 from notebook_accel.data_loader import DataLoaderConfiguration
 from notebook_accel.data_loader.skip import SkipDataLoader
+from tests.unit.multiprocess import run_ranks
 
 
 class Numbers(IterableDataset[int]):
@@ -176,3 +179,59 @@ def test_a_loss_that_is_divided_already_stays(clean_runtime: None) -> None:
     accelerator.backward(8 * weight.sum())
     accelerator.backward(8 * weight.sum(), scale_wrt_gas=False)
     assert weight.grad is not None and weight.grad.item() == 2 + 8
+
+
+def train_in_turn(
+    accelerator: Accelerator, loader: Any, models: list[Any], optimizers: list[Any]
+) -> Iterator[Any]:
+    """Train the first model with every batch, the second with every second one; yield their weights."""
+    for number, x in enumerate(loader):
+        for model, optimizer in list(zip(models, optimizers, strict=True))[: 1 + number % 2]:
+            with accelerator.accumulate(model):
+                with accelerator.accumulate(
+                    *models
+                ):  # a set of its own, which changes nothing for the one around it
+                    pass
+                accelerator.backward(model(x).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+        yield [accelerator.unwrap_model(model).weight.item() for model in models]
+
+
+def models_in_turn(folder: str) -> tuple[list[Any], list[str]]:
+    """Train, and go on from a checkpoint where the second model has had one of its two batches."""
+    seen = []
+    for is_resumed in (False, True):
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        models = [torch.nn.Linear(1, 1, bias=False) for _ in range(2)]
+        for model in models:
+            torch.nn.init.zeros_(model.weight)
+        optimizers = [torch.optim.SGD(model.parameters(), lr=1.0) for model in models]
+        data: Any = torch.arange(20.0)[:, None]
+        *parts, loader = accelerator.prepare(*models, *optimizers, DataLoader(data))
+        if is_resumed:
+            accelerator.load_state(folder)
+            loader = accelerator.skip_first_batches(loader, 6)
+        for number, weights in enumerate(train_in_turn(accelerator, loader, parts[:2], parts[2:])):
+            seen.append(weights)
+            if number == 5 and not is_resumed:
+                with warnings.catch_warnings(record=True) as caught:
+                    accelerator.save_state(folder)
+                break
+    return seen, [str(warning.message)[:47] for warning in caught]
+
+
+def test_each_set_of_models_counts_its_own_batches(tmp_path: Path) -> None:
+    """Ten batches on each of two ranks, the second model has those with odd numbers."""
+    means = [2 * number + 0.5 for number in range(10)]  # of both ranks' batches
+    steps = {1: means[:2], 3: means[2:4], 5: means[4:6], 7: means[6:8], 9: means[8:]}
+    # the gradient of batch 5 is not in the checkpoint
+    other_steps = {3: [means[1], means[3]], 7: [means[7]], 9: [means[9]]}
+    expected, first, second = [], 0.0, 0.0
+    for number in range(10):
+        first -= sum(steps.get(number, ())) / 2
+        second -= sum(other_steps.get(number, ())) / 2
+        expected.append([first, second])
+    (seen, warned), (seen_by_other, _) = run_ranks(models_in_turn, str(tmp_path / "saved"))
+    assert seen == seen_by_other == [pytest.approx(pair) for pair in expected]
+    assert warned == ["save_state in the middle of an accumulation: th"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -24,7 +25,8 @@ from notebook_accel import (
     load_checkpoint_and_dispatch,
 )
 from notebook_accel.checkpointing import shards
-from notebook_accel.hooks import attach_layerwise_casting_hooks
+from notebook_accel.hooks import attach_layerwise_casting_hooks, remove_hook_from_submodules
+from tests.unit.big_models import INPUT, save, words
 from tests.unit.clock import PATIENCE_S
 
 ROWS = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
@@ -169,7 +171,6 @@ def test_threads_take_turns(tmp_path: Path) -> None:
     assert results == [True, True]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
 def test_a_fork_in_the_middle_of_a_forward(tmp_path: Path) -> None:
     model, other = on_disk(Chain, tmp_path)
     inside, forked = threading.Event(), threading.Event()
@@ -255,3 +256,35 @@ def test_arguments_that_cannot_be(tmp_path: Path) -> None:
                 offload_index=dict.fromkeys(model.state_dict(), wrong),
             )
     assert not any("_hf_hook" in vars(part) for part in (*model.modules(), *empty.modules()))
+
+
+@pytest.mark.parametrize("way", ["dispatch", "safetensors", "bin"])
+@pytest.mark.parametrize("is_offloaded", [True, False])
+def test_a_model_without_its_hooks_has_its_weights_back(tmp_path: Path, way: str, is_offloaded: bool) -> None:
+    places = dict.fromkeys(("words", "head", *(f"blocks.{number}" for number in range(5))), "disk")
+    places["blocks.5"] = "cpu"
+    options: dict[str, Any] = {"offload_buffers": is_offloaded}
+    wanted = words()(INPUT)
+    if way == "dispatch":
+        model: nn.Module = dispatch_model(words(), places, offload_dir=tmp_path, **options)
+    else:
+        file = save(words(), tmp_path / "saved", way)
+        with init_empty_weights():
+            empty = words()
+        empty.register_buffer("steps", torch.arange(5)[:, None], persistent=False)
+        model = load_checkpoint_and_dispatch(
+            empty, file, places, offload_folder=tmp_path / "offload", **options
+        )
+    assert torch.equal(model(INPUT), wanted)
+    with pytest.raises(RuntimeError, match="remove_hook_from_submodules") as advice:
+        model.to(torch.float64)
+    assert "remove_hook_from_submodules(model)" in str(advice.value)
+    remove_hook_from_submodules(model)
+    shutil.rmtree(tmp_path)
+    assert torch.equal(model(INPUT), wanted)
+    taken = words().state_dict()
+    assert all(torch.equal(value, taken[name]) for name, value in model.state_dict().items())
+    assert model.head.weight is model.words.weight
+    copy.deepcopy(model.to(torch.float64))(INPUT).sum().backward()
+    model(INPUT).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())

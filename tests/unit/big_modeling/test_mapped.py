@@ -214,7 +214,6 @@ def test_offloaded_folders_have_checksums_and_need_none(tmp_path: Path) -> None:
     assert utils.OffloadedWeightsLoader(save_folder=tmp_path, index=older)["a"][0] != 0
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="memory of malloc is used there")
 def test_memory_of_copies_is_used_again_once_nobody_has_it(tmp_path: Path) -> None:
     count, path = mapped._LARGE, tmp_path / "values"
     torch.arange(2 * count, dtype=torch.int32).numpy().tofile(path)
@@ -237,7 +236,6 @@ def test_memory_of_copies_is_used_again_once_nobody_has_it(tmp_path: Path) -> No
     assert copy.deepcopy(rooms)._known == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="memory of malloc is used there")
 def test_no_more_memory_is_kept_than_tensors_had_at_one_time(tmp_path: Path) -> None:
     rooms = mapped.Rooms()
     sizes = [(2 + number % 7) * mapped._LARGE for number in range(40)]

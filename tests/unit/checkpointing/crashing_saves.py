@@ -3,6 +3,8 @@
 python -m tests.unit.checkpointing.crashing_saves FOLDER random 60  # SIGKILL at random instants
 python -m tests.unit.checkpointing.crashing_saves FOLDER sweep      # death before each system call in a folder
 python -m tests.unit.checkpointing.crashing_saves FOLDER models     # the same for save_model over older weights
+python -m tests.unit.checkpointing.crashing_saves FOLDER savers 20  # two save to one folder, which a third one reads
+python -m tests.unit.checkpointing.crashing_saves FOLDER models-savers 20  # the same for save_model
 Torch is imported once; each child is a fork that has its own accelerator.
 """
 
@@ -17,6 +19,7 @@ import shutil
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -151,17 +154,82 @@ def sweep_models(where: Path) -> dict[str, Any]:
     return {"deaths": deaths, "old": loaded.count(1.0), "new": loaded.count(2.0)}
 
 
+def let_two_save(save: Callable[[int], None], load: Callable[[], float], kills: int) -> dict[str, Any]:
+    """Let two children save to one folder, load meanwhile, and kill one after the other at random instants."""
+    exchange = folder._exchange
+    loaded: list[float] = []
+    for number in range(kills):
+        folder._exchange = (lambda one, other: False) if number % 2 else exchange  # type: ignore[assignment]
+        children = []
+        for seed in (1, 2):
+            children.append(os.fork())
+            if children[-1] == 0:
+                try:
+                    for value in itertools.count(seed, 2):
+                        save(value)
+                        time.sleep(random.uniform(0.0, 0.02))
+                except Exception:
+                    traceback.print_exc()
+                finally:
+                    os._exit(3)
+        try:
+            while children:
+                end = time.monotonic() + random.uniform(0.05, 0.3)
+                while time.monotonic() < end:
+                    loaded.append(load())
+                os.kill(children[0], signal.SIGKILL)
+                assert os.waitpid(children.pop(0), 0)[1] == signal.SIGKILL, "a child could not save"
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+        loaded.append(load())
+    save(10**6)
+    assert load() == 10**6
+    return {"loads": len(loaded), "values": len(set(loaded))}
+
+
+def let_two_save_states(parts: tuple[Any, ...], target: Path, kills: int) -> dict[str, Any]:
+    def save(number: int) -> None:
+        stamp(*parts, number)
+        parts[0].save_state(target, async_save=number % 3 == 0)
+
+    def load() -> float:
+        stamp(*parts, 10**5)
+        parts[0].load_state(target)
+        return read_stamp(*parts)
+
+    answer = let_two_save(save, load, kills)
+    assert (target / "foreign.txt").read_text() == "not ours"
+    return answer | {"left": sorted(os.listdir(target.parent))}
+
+
+def let_two_save_models(target: Path, kills: int) -> dict[str, Any]:
+    accelerator = Accelerator(cpu=True)
+
+    def save(number: int) -> None:
+        accelerator.save_model(filled(number), target, **random.choice(KINDS))
+
+    save(0)
+    answer = let_two_save(save, functools.partial(load_value, target), kills)
+    accelerator.save_model(filled(1), target)
+    return answer | {"left": sorted(os.listdir(target))}
+
+
 def main(where: Path, mode: str, kills: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     os.fsync = lambda handle: None  # what a killed process wrote to the system is not lost; only time is
     if mode == "models":
         return sweep_models(where)
+    if mode == "models-savers":
+        return let_two_save_models(where / "kept", kills)
     parts = build()
     accelerator = parts[0]
     stamp(*parts, 0)
     target = accelerator.save_state(where / "kept")
     longest = 0.1  # seconds until a kill; becomes what a few saves take here, however busy the machine is
     (target / "foreign.txt").write_text("not ours")
+    if mode == "savers":
+        return let_two_save_states(parts, target, kills)
     generation, loaded, deaths, number = 0, [], 0, 0
     exchange = folder._exchange
     while deaths < kills:

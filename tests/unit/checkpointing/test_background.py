@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ from notebook_accel.launch.supervise import worker_group
 from notebook_accel.session import workers
 from tests.unit.clock import wait_in, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="workers are forked")
 OPTIONS: dict[str, Any] = {"num_processes": 2, "view": "none", "output": "none", "block": False}
 DROPPED = "was still being saved in the background when its ranks ended, and is dropped"
 
@@ -195,7 +193,7 @@ def test_a_session_that_is_closed_finishes_the_checkpoint(
         session.run(save, where, go)
     finally:
         closing.start()
-    wait_in(closing, "_let_leave")
+    wait_in(closing, "wait_for_leaving")
     go.touch()
     closing.join()
     assert os.listdir(where) == ["kept"]

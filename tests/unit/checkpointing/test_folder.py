@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import accelerate
 import pytest
 
 from notebook_accel import Accelerator, CheckpointError
-from notebook_accel.checkpointing import folder, names, write
+from notebook_accel.checkpointing import folder, manifest, names, write
 from notebook_accel.handlers import ProjectConfiguration
 from tests.unit.checkpoints import Counter, step, trained, values
 
@@ -115,10 +124,87 @@ def test_the_limit_removes_links_and_not_what_they_lead_to(tmp_path: Path) -> No
     assert (tmp_path / "elsewhere" / names.MANIFEST).exists()
 
 
-def test_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+def test_what_ended_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     accelerator = Accelerator(cpu=True)
     trained(accelerator)
-    for name in ("kept[1].meeting-12ab", "kept[1].saving", "kept1.meeting-12ab"):
-        (tmp_path / name).mkdir()
-    accelerator.save_state(tmp_path / "kept[1]")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept1.meeting-12ab", "kept[1]"]
+    say = "from notebook_accel.checkpointing import folder; print(folder.make_token())"
+    ended = subprocess.check_output([sys.executable, "-c", say], text=True).strip()
+    elsewhere, old = (f"{random}-1-1-12345678" for random in ("12345678", "87654321"))
+    target = tmp_path / "kept[1]"
+    for token in (folder.make_token(), ended, elsewhere, old):
+        for path in (target, tmp_path / "kept1"):
+            folder.Staging(target=path, token=token).path.mkdir()
+            folder.Staging(target=path, token=token).barrier_files.mkdir()
+    for path in tmp_path.glob(f"*{old}"):
+        os.utime(path, (time.time() - 90_000,) * 2)
+    before = {path.name for path in tmp_path.iterdir()}
+    accelerator.save_state(target)
+    removed = before - {path.name for path in tmp_path.iterdir()}
+    wanted = {f"{target.name}.{kind}-{token}" for kind in ("saving", "meeting") for token in (ended, old)}
+    assert removed == wanted
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda staging: os.truncate(staging / names.OPTIMIZER, 9), "optimizer.bin has 9 bytes, though"),
+        (lambda staging: (staging / names.SAFE_MODEL).unlink(), "model.safetensors is missing, though"),
+        (shutil.rmtree, "is missing"),
+    ],
+)
+def test_a_file_that_is_not_what_was_written_stops_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], said: str
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    parts = trained(accelerator)
+    where = accelerator.save_state(tmp_path / "kept")
+    wanted = values(*parts)
+    step(accelerator, *parts)
+    note = manifest.note
+
+    def damage(staging: Path, rank: int, found: Any) -> None:
+        note(staging, rank, found)
+        change(staging)
+
+    monkeypatch.setattr(manifest, "note", damage)
+    for in_background in (False, True):
+        with pytest.raises(CheckpointError, match=f"what was there before is untouched: .*{said}"):
+            accelerator.save_state(where, async_save=in_background)
+            accelerator.end_training()
+        assert os.listdir(tmp_path) == ["kept"]
+    accelerator.load_state(where)
+    assert values(*parts) == wanted
+
+
+def test_two_runs_that_choose_the_same_number_keep_both_informed(tmp_path: Path) -> None:
+    config = ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True)
+    ours, other = (Accelerator(cpu=True, project_config=copy.deepcopy(config)) for _ in range(2))
+    counters = Counter(1), Counter(2)
+    for accelerator, counter in zip((ours, other), counters, strict=True):
+        accelerator.register_for_checkpointing(counter)
+    ours.register_save_state_pre_hook(lambda *arguments: other.save_state())
+    with pytest.raises(
+        CheckpointError, match=r"another run has saved .*checkpoint_0 meanwhile: give each run"
+    ):
+        ours.save_state()
+    assert os.listdir(tmp_path / "checkpoints") == ["checkpoint_0"]
+    other.load_state(tmp_path / "checkpoints" / "checkpoint_0")
+    assert counters[1].value == 2
+
+
+def test_the_limit_counts_and_removes_checkpoints_alone(tmp_path: Path) -> None:
+    config = ProjectConfiguration(tmp_path, automatic_checkpoint_naming=True, total_limit=2)
+    accelerator = Accelerator(cpu=True, project_config=config)
+    trained(accelerator)
+    parent = tmp_path / "checkpoints"
+    for name, file in (("checkpoint_5", "notes.txt"), ("checkpoint_90", "model.safetensors")):
+        (parent / name).mkdir(parents=True)
+        (parent / name / file).write_text("a user's")
+    theirs = accelerate.Accelerator(cpu=True)
+    theirs.save_state(str(parent / "checkpoint_1"))
+    assert [path.name for _, path in names.checkpoints(parent)] == ["checkpoint_1"]
+    accelerator.project_configuration.iteration = 2
+    saved = [accelerator.save_state().name for _ in range(2)]
+    assert sorted(os.listdir(parent)) == sorted(["checkpoint_5", "checkpoint_90", *saved])
+    accelerator.load_state()
+    assert accelerator.save_iteration == 4

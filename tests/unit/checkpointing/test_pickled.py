@@ -13,8 +13,6 @@ import torch
 
 from notebook_accel.checkpointing import pickled
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing is forked there")
-
 
 class Slow:
     """What is being pickled until a test says so."""

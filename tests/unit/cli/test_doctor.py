@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,17 +44,17 @@ def test_a_config_that_cannot_be_read_is_a_problem_and_an_exit_code(
     assert [check["text"][:13] for check in found if check["name"] == "torchao"] == ["torchao 99.0 "]
 
 
-MAKE = "from notebook_accel.launch.supervise import socket_folder as s; import os; s.make_own(); os._exit(0)"
+MAKE = "from notebook_accel.launch import leftovers; import os; leftovers.make_sockets_folder(); os._exit(0)"
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> Path:
+def left() -> Iterator[Path]:
     """A folder of sockets whose process ended without removing it."""
-    folder = tempfile.mkdtemp(dir=tmp_path)
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder}
-    assert forker.run([sys.executable, "-c", MAKE], env=variables, timeout=240).returncode == 0
-    (made,) = Path(folder).glob("pymp-*")
-    return made
+    with tempfile.TemporaryDirectory() as folder:  # its path is shorter than pytest's
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": folder}
+        assert forker.run([sys.executable, "-c", MAKE], env=variables, timeout=240).returncode == 0
+        (made,) = Path(folder).glob("accel-*")
+        yield made
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell what is in use")
@@ -71,7 +72,7 @@ def test_fix_says_what_it_would_do(tmp_path: Path, left: Path, beside_torchao: P
 def test_fix_asks_for_each_thing_that_it_would_do(tmp_path: Path, left: Path, beside_torchao: Path) -> None:
     pexpect = pytest.importorskip("pexpect")
     config_of(tmp_path, "num_processes: 0\n")
-    kept = left.with_name("pymp-kept")
+    kept = left.with_name(f"{left.name}-kept")
     shutil.copytree(left, kept)
     variables = {"TMPDIR": str(left.parent), "PIP_NO_INDEX": "1"}
     terminal = pexpect.spawn(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from accelerate.commands.launch import launch_command_parser
 
-from notebook_accel import devices, probes
+from notebook_accel import devices, notebook_launcher, probes
 from notebook_accel.cli import flags
 from notebook_accel.cli.launch import launch
 from notebook_accel.config.option import as_text
@@ -222,8 +222,24 @@ def test_what_a_config_says_of_nodes_is_left_out_where_hosts_are_named(
 
 
 def test_what_a_flag_has_for_another_engine_stays(capsys: pytest.CaptureFixture[str]) -> None:
-    (text,) = refused(capsys, "--engine=elastic", "--hosts=gpu1", "--cpu", "--num_processes=2", "train.py")
-    assert "hosts=['gpu1'] with engine='elastic': it is for engine='ssh'" in text
+    (text,) = refused(capsys, "--engine=local", "--hosts=gpu1", "--cpu", "--num_processes=2", "train.py")
+    assert "hosts=['gpu1'] with engine='local': it is for engine='ssh'" in text
+
+
+def test_the_old_name_of_an_engine_is_read_as_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("c.yaml").write_text("engine: elastic\n")
+    config = LaunchConfig.read("c.yaml")
+    assert config.engine == plan_of("--cpu", config_file="c.yaml").config.engine == "local"
+    config.write("c.yaml")
+    assert "engine: local\n" in Path("c.yaml").read_text()
+    assert plan_of("--cpu", "--engine=elastic").config.engine == "local"
+    (text,) = refused(capsys, "--engine=elastic", "--mixed_precision=fp32", "train.py")
+    assert text == "mixed_precision 'fp32' is none of no, fp16, bf16, fp8"
+    with pytest.raises(ValueError, match=r"hosts=\['gpu1'\] with engine='local'"):
+        notebook_launcher(print, hosts=["gpu1"], engine="elastic")
+    config = LaunchConfig(hosts=("gpu1",))
+    with pytest.warns(UserWarning, match="this launch has engine='local'"), pytest.raises(ValueError):
+        notebook_launcher(print, num_processes=0, engine="elastic", config=config)
 
 
 def test_hosts_may_be_a_list() -> None:
@@ -246,17 +262,17 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
         "mixed_precision 'bf17' is none of no, fp16, bf16, fp8",
         "trian.py does not exist, did you mean train.py?",
     ]
-    unknown = f"engine='elastik': choose among {', '.join(map(repr, ['auto', *base.names()]))}"
-    words = ("--num_processes=-1", "--engine=elastik", "--mixed_precision=fp32", "train.py")
+    unknown = f"engine='lokal': choose among {', '.join(map(repr, ['auto', *base.names()]))}"
+    words = ("--num_processes=-1", "--engine=lokal", "--mixed_precision=fp32", "train.py")
     assert refused(capsys, *words) == [
-        f"{unknown}; did you mean 'elastic'?",
+        f"{unknown}; did you mean 'local'?",
         "num_processes -1 is less than 1",
         "mixed_precision 'fp32' is none of no, fp16, bf16, fp8",
     ]
-    words = ("--engine=elastik", "--num_machines=2", "--tpu_cluster", "trian.py")
+    words = ("--engine=lokal", "--num_machines=2", "--tpu_cluster", "trian.py")
     assert refused(capsys, *words) == [
         "tpu_use_cluster: TPU pods are not supported",
-        f"{unknown}; did you mean 'elastic'?",
+        f"{unknown}; did you mean 'local'?",
         "num_machines 2 needs main_process_ip: the address of the node of rank 0",
         "trian.py does not exist, did you mean train.py?",
     ]
@@ -403,7 +419,7 @@ def test_a_script_asks_for_what_a_cell_would_ask_for() -> None:
     [
         (("--cpu",), False),
         (("--cpu", "--engine=inprocess"), False),
-        (("--cpu", "--engine=elastic"), True),
+        (("--cpu", "--engine=local"), True),
         (("--cpu", "--on_hang=raise"), True),
         (("--cpu", "--log_dir=logs"), True),
         (("--tpu",), True),

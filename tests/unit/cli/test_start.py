@@ -19,7 +19,7 @@ from notebook_accel.cli import start
 from notebook_accel.config.option import as_text
 from notebook_accel.config.schema import LaunchConfig
 from notebook_accel.events import RaisedError
-from notebook_accel.launch.supervise.script_group import GRACE_SECONDS
+from notebook_accel.launch.supervise.local_group import SCRIPT_GRACE_SECONDS
 from tests import forker
 from tests.ports import reserve_port
 from tests.unit import launching
@@ -56,7 +56,6 @@ def test_scripts_of_accelerate_and_ours_run(package: str) -> None:
     assert json.loads(drop_gloo(done.stdout)) == [2, 2.0, "bf16", 4, "cpu", 1]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="its shell cannot close them")
 def test_a_single_process_runs_with_closed_output() -> None:
     """As daemons and jobs of cron are started."""
     Path("s.py").write_text("open('ran', 'w').write('yes')\nraise SystemExit(3)")
@@ -239,11 +238,12 @@ def test_a_signal_ends_all_processes(signum: signal.Signals) -> None:
     assert text.count("Traceback") == (signum == signal.SIGINT)
 
 
-def test_a_launcher_starts_the_ranks_and_no_other_process() -> None:
+def test_a_launcher_starts_an_agent_for_the_ranks_and_no_other_process() -> None:
     Path("s.py").write_text(SLEEPING)
     launched = Launched((*TWO, "s.py"))
     ranks = {int(launched.out.readline()) for _ in range(2)}
-    started = {child.pid for child in psutil.Process(launched.pid).children()}
+    (agent,) = psutil.Process(launched.pid).children()
+    started = {child.pid for child in agent.children()}
     os.kill(launched.pid, signal.SIGTERM)
     launched.wait()
     assert started == ranks
@@ -275,7 +275,7 @@ def test_no_process_outlives_its_launcher(how: str) -> None:
         wait_until(lambda: "a second Ctrl-C kills them" in launched.errors.read_text())
         os.kill(launched.pid, signal.SIGINT)
     _, _, errors = launched.wait()
-    assert time.monotonic() - before < GRACE_SECONDS, "it did not wait for those that ignore it"
+    assert time.monotonic() - before < SCRIPT_GRACE_SECONDS, "it did not wait for those that ignore it"
     assert ("a second Ctrl-C kills them" in errors) == (how != "killed")
     assert not psutil.wait_procs(ranks, timeout=240)[1]
     try:

@@ -198,29 +198,6 @@ def test_how_a_forked_process_ends_is_left_to_its_parent() -> None:
     assert errors.count("ValueError: in the child\n") == 2
 
 
-@pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("seconds", [0, 1])  # before and after it listens to the launcher
-def test_a_script_may_close_all_descriptors(seconds: int, fails: bool) -> None:
-    Path("s.py").write_text(
-        "import os, sys, time\n"
-        f"time.sleep({seconds})\n"
-        "os.closerange(3, 256)\n"
-        "others = [open('file', 'a') for _ in range(20)]\n"
-        "for other in others: other.write('written at the end\\n')\n"
-        f"time.sleep(0.7)\n"
-        f"if {fails}: raise ValueError('bad')\n"
-    )
-    out, errors = run(*TWO, "s.py", code=int(fails))
-    found = Path("file").read_text()
-    # the first rank to fail ends the other, which may be late, or may just be writing
-    count = found.count("\n")
-    assert out == "" and found == "written at the end\n" * count
-    assert 20 <= count <= 40 if fails else count == 40
-    lines = [line for line in errors.splitlines() if not line.startswith("notebook-accel: ")]
-    assert "ValueError: bad" in lines if fails else lines == []
-    assert "main_module.py" not in errors and "Exception in thread" not in errors
-
-
 @pytest.mark.parametrize("name", ["s.pyz", "s.pyc", "folder"])
 def test_what_python_runs_besides_texts_runs(name: str) -> None:
     Path("folder").mkdir()

@@ -9,13 +9,16 @@ import pytest
 
 from notebook_accel import devices
 from notebook_accel.cli import test as selftest
+from notebook_accel.diagnosis.check import Check
 from tests.unit.command import run
 
 
 def test_the_self_test_passes_here(tmp_path: Path) -> None:
     done = run(tmp_path, "test", "--num_processes", "3", ACCELERATE_USE_CPU="true")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("ok    ") == 5
+    assert done.stdout.count("ok    ") == 5 and done.stdout.endswith(
+        "\nall passed: launches work on this machine\n"
+    )
     for text in (
         "process start: 3 by ",
         "collective: 2 CPU processes by gloo",
@@ -40,10 +43,28 @@ def test_the_self_test_says_what_failed(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert sum(line.startswith("failed ") for line in done.stdout.splitlines()) == 4
     assert "this process is rank 0 of a run of 2" in done.stdout
-    assert "4 of 5 failed: `notebook-accel doctor`" in done.stdout
+    told, _, found = done.stdout.partition("4 of 5 failed; `notebook-accel doctor` finds this:\n")
+    assert found.startswith("problem  launch: notebook_launcher: this process is rank 0"), told
     wrong = run(tmp_path, "test", ACCELERATE_TORCH_DEVICE="toaster", ACCELERATE_USE_CPU="false")
     assert (wrong.returncode, "Traceback" in wrong.stderr) == (1, False)
     assert "toaster" in wrong.stderr
+
+
+def test_what_doctor_knows_nothing_of_is_said_by_the_trial(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(machine: selftest.Machine) -> str:
+        raise RuntimeError("no route")
+
+    monkeypatch.setattr(selftest, "_TRIALS", (("collective", fail),))
+    monkeypatch.setattr(
+        selftest, "run_checks", lambda: [Check(name="this process", status="warning", text="")]
+    )
+    assert selftest.run_trials() == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "failed    0.0 s  collective: RuntimeError: no route",
+        "1 of 1 failed; `notebook-accel doctor` finds nothing else",
+    ]
 
 
 def test_trials_notice_wrong_results(monkeypatch: pytest.MonkeyPatch) -> None:

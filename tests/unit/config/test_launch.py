@@ -9,7 +9,7 @@ import pytest
 
 from notebook_accel.config import launch
 from notebook_accel.config.schema import LaunchConfig
-from notebook_accel.session import options
+from notebook_accel.session.core import resolve_options
 
 BOTH = LaunchConfig(hosts=("gpu1", "gpu2"), slurm=("partition=gpu",), python="/opt/python")
 
@@ -65,5 +65,5 @@ def test_what_nodes_say_that_have_launches_of_their_own_is_left_out() -> None:
 def test_a_session_leaves_it_out_too() -> None:
     defaults = dict.fromkeys(("hosts", "slurm", "python", "num_processes"))
     with pytest.warns(UserWarning, match="hosts of the config has no effect"):
-        found = options.resolve({**defaults, "engine": "slurm", "num_nodes": 1}, None, BOTH)
+        found = resolve_options({**defaults, "engine": "slurm", "num_nodes": 1}, {}, BOTH)
     assert found["slurm"] == {"partition": "gpu"} and not found["hosts"]

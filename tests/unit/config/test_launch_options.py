@@ -37,7 +37,7 @@ from notebook_accel.cli.launch import launch
 from notebook_accel.cli.questions import Questionnaire
 from notebook_accel.launch import preflight
 from notebook_accel.launch.request import LaunchRequest
-from notebook_accel.session import options as session_options
+from notebook_accel.session.core import resolve_options
 from notebook_accel.widgets import ConfigForm
 
 config = LaunchConfig(niceness=5)
@@ -57,7 +57,7 @@ assert by_config.arguments(config, ["nice"]).values == {}
 options = {"nice": 5, "num_processes": 2, "environment": {"ACCELERATE_USE_CPU": "true"}}
 job, _ = preflight.check(LaunchRequest(function=print, options=options), "notebook_launcher")
 assert job.environment["NICENESS"] == "5"
-of_session = session_options.resolve({**arguments.defaults(), "num_processes": 2}, None, config)
+of_session = resolve_options({**arguments.defaults(), "num_processes": 2}, {}, config)
 assert of_session["environment"]["NICENESS"] == "5"
 [problem] = find_problems(arguments.checks(), {"nice": 20}, {})["nice"]
 assert str(problem) == "nice=20: at most 19 is needed" and type(problem) is ValueError

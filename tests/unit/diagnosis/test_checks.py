@@ -14,11 +14,12 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from packaging.requirements import Requirement
 
 from notebook_accel import devices, probes
 from notebook_accel.diagnosis import checks, environment, packages
+from notebook_accel.launch.agent import client
 from notebook_accel.launch.checks import fork_obstacles
-from notebook_accel.launch.supervise import standby
 from tests.ports import reserve_port
 from tests.unit.command import config_of
 
@@ -84,7 +85,6 @@ def test_room_for_shared_memory_and_temporary_files(
         assert [check.status for check in look("shared memory")] == [status]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limits")
 @pytest.mark.parametrize(
     ("number", "status"), [(100, "problem"), (1000, "warning"), (2000, "ok"), (-1, "ok")]
 )
@@ -136,11 +136,13 @@ def test_a_machine_without_an_address(look: Any, monkeypatch: pytest.MonkeyPatch
 def test_who_made_this_process_unfit_for_forks(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = fork_obstacles.Reason(what="CUDA was initialised", cause="cell In[3], line 1")
     monkeypatch.setattr(fork_obstacles, "reasons", lambda: [reason])
+    monkeypatch.setattr(client, "find", lambda: None)
     check = look("this process")[0]
     assert (check.status, "CUDA was initialised, first by cell In[3]" in check.text) == ("warning", True)
-    monkeypatch.setattr(standby, "find_usable", lambda options: SimpleNamespace(is_copy=True))
-    check = look("this process")[0]
-    assert (check.status, "from a copy that was made of it before" in check.text) == ("ok", True)
+    monkeypatch.setattr(client, "find", lambda: SimpleNamespace(pid=7, is_ready=True))
+    agent, check = look("this process")
+    assert "an agent, process 7," in agent.text
+    assert (check.status, "launches start fresh processes" in check.text) == ("ok", True)
 
 
 def test_gpus_that_torch_does_not_see(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,6 +169,25 @@ def test_a_variable_without_a_legal_value_is_a_problem(
     monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "toaster")
     check = look("default config")[0]
     assert (check.status, "toaster" in check.text) == ("problem", True)
+
+
+def test_required_libraries_that_do_not_work(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(tensor: torch.Tensor) -> Any:
+        raise RuntimeError("Numpy is not available")
+
+    due = [
+        Requirement(text)
+        for text in ("numpy>=1.26", "nbclient>=0.5", "pyyaml>=6", "ruamel.yaml>=0.18", "torch>=99")
+    ]
+    monkeypatch.setattr(packages, "find_due", lambda: due)
+    assert not look("imports")
+    monkeypatch.setattr(torch.Tensor, "numpy", refuse)
+    monkeypatch.setitem(sys.modules, "nbclient", None)
+    numpy, nbclient = look("imports")
+    assert numpy.status == nbclient.status == "problem"
+    assert numpy.text == "numpy cannot be used (RuntimeError: Numpy is not available)"
+    assert nbclient.text.startswith("nbclient cannot be used (ModuleNotFoundError: ")
+    assert numpy.remedy.endswith("pip install --force-reinstall 'numpy>=1.26'")
 
 
 def test_torch_xla_has_to_be_of_torchs_release(look: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,7 +157,7 @@ def test_two_gpus_get_a_process_each(monkeypatch: pytest.MonkeyPatch) -> None:
     (place,), (launch,) = look("place"), look("launch")
     assert place.text.startswith("Kaggle: 2 CUDA GPUs (Tesla T4), ") and "Settings" not in place.text
     assert launch.status == "ok"
-    how = "forked" if fork_safety.choose_start_method(()) == "fork" else "from a fork server"
+    how = "forked" if fork_safety.choose_start_method(()) == "fork" else "fresh"
     assert f"Launching train on 2 CUDA GPU processes ({how})." in launch.text
 
 

@@ -378,7 +378,6 @@ def test_a_hub_id_without_a_network_is_refused(here: Path) -> None:
     assert "connect" in last
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="pexpect has no terminals there")
 def test_a_table_is_drawn_at_a_terminal(here: Path) -> None:
     pexpect = pytest.importorskip("pexpect")
     root = str(ROOT)

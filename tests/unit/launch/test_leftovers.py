@@ -1,13 +1,10 @@
-"""What ended workers have left running, beside processes that only seem to be theirs."""
+"""What ended workers have left running, beside processes that only seem to be theirs; what a worker ends itself."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
-import resource
 import signal
-import string
 import subprocess
 import sys
 import time
@@ -26,6 +23,8 @@ DEAF = "trap : TERM; echo on; while :; do sleep 300; done"
 GROUP = f"""{sys.executable} -c 'import os; os.setpgrp(); os.execlp("sh", "sh", "-c", "{DEAF}")'"""
 JOB = f"{GROUP} & while :; do sleep 300; done"
 START = "{ %s; } & exec sleep 300"  # a worker, and what it has started
+
+
 TRACKER = """
 import os, signal, sys
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -40,7 +39,7 @@ def main(): pass
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nobody wait long for what does not obey, and long enough for what ends, on a busy machine too."""
     monkeypatch.setattr(leftovers, "_OBEY_SECONDS", 0.2)
-    monkeypatch.setattr(leftovers, "_GONE_SECONDS", 60.0)
+    monkeypatch.setattr(leftovers, "_KILLED_SECONDS", 60.0)
 
 
 @pytest.fixture
@@ -115,25 +114,6 @@ def test_shared_memory_of_what_is_ended_is_removed(end_worker: Callable[..., int
     assert not [maker for maker in pids if Path(f"/dev/shm/torch_{maker}_7_7").exists()]
 
 
-def test_a_semaphore_that_a_killed_process_was_making_is_removed() -> None:
-    """As glibc makes one: under a name of its own, open until it has the name that it was asked for."""
-    names = [f"sem.{''.join(random.choices(string.ascii_letters, k=6))}" for _ in range(3)]
-    left, open_yet, other = (Path("/dev/shm", name) for name in names)
-    left.write_bytes(bytes(32))
-    other.write_bytes(bytes(33))
-    try:
-        with open(open_yet, "wb") as file:
-            file.write(bytes(32))
-            file.flush()
-            Leftovers().finish()
-            assert [path.exists() for path in (left, open_yet, other)] == [False, True, True]
-        Leftovers().finish()
-        assert not open_yet.exists()
-    finally:
-        for path in (left, open_yet, other):
-            path.unlink(missing_ok=True)
-
-
 def test_a_number_that_is_anothers_by_now() -> None:
     with subprocess.Popen(["sleep", "300"], start_new_session=True) as stranger:
         try:
@@ -144,49 +124,6 @@ def test_a_number_that_is_anothers_by_now() -> None:
         finally:
             stranger.kill()
         assert stranger.wait() == -signal.SIGKILL, "nothing else has ended it"
-
-
-def test_a_number_that_may_be_anothers_after_a_pause(
-    end_worker: Callable[..., int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is not where a process is still there that was there before, and holds the number."""
-    pid = end_worker(DEAF)
-    monkeypatch.setattr(leftovers, "_OBEY_SECONDS", 300)
-    left = Leftovers()
-    left.end(pid)
-    monkeypatch.setattr(leftovers, "_SAME_SESSION_SECONDS", -1.0)
-    left.look()
-    assert left
-    left._left[pid]._found.clear()  # as if they had ended in the pause, and the session were another's
-    left.look()
-    assert not left
-    assert list_session(pid)
-
-
-@pytest.mark.parametrize("lack", ["descriptors", "names"])
-def test_what_cannot_be_listed_ends(
-    end_worker: Callable[..., int], monkeypatch: pytest.MonkeyPatch, lack: str
-) -> None:
-    """There is no free descriptor; or it starts the next process and ends, faster than processes are listed."""
-    pid = end_worker(DEAF)
-    monkeypatch.setattr(leftovers, "_GONE_SECONDS", 0.1)
-    if lack == "names":
-        monkeypatch.setattr(psutil, "pids", list)
-        end(pid)
-    else:
-        before = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
-        try:
-            with pytest.raises(OSError, match="Too many open files"):
-                psutil.pids()
-            end(pid)
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    monkeypatch.undo()
-    deadline = time.monotonic() + 30
-    while list_session(pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("package", ["multiprocessing", "joblib.externals.loky.backend"])
@@ -215,3 +152,87 @@ def test_all_of_a_worker_that_does_not_end_is_killed() -> None:
     while list_session(worker.pid):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+# -- in the worker
+
+PROGRAM = """
+import os, subprocess, sys
+from notebook_accel.launch import leftovers
+
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('on', flush=True); signal.pause()"
+
+def start(more="", **options):
+    process = subprocess.Popen([sys.executable, "-c", DEAF + more], stdout=subprocess.PIPE, **options)
+    process.stdout.readline()
+    return process
+
+os.setsid()
+leftovers._CHILDREN_SECONDS = 0.1
+started = {
+    "plain": start(),
+    "group": start(preexec_fn=os.setpgrp),
+    "session": start(start_new_session=True),
+    "tracker": start(" # from joblib.externals.loky.backend.resource_tracker import main; main(3)"),
+}
+leftovers.end_children()
+for name in ("plain", "group"):
+    started.pop(name).wait()
+print(*(name for name, process in started.items() if process.poll() is None))
+for process in started.values():
+    process.kill()
+    process.wait()
+"""
+
+
+def test_trackers_and_other_sessions_live_on() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240)
+    assert done.stdout == "session tracker\n", done.stderr
+
+
+MAKER = "echo > /dev/shm/torch_$$_7_7; echo $$; exec sleep 300"
+MAKERS = f"""
+import os, subprocess
+from notebook_accel.launch import leftovers
+
+os.setsid()
+leftovers._CHILDREN_SECONDS = 60.0  # it does obey
+pids = []
+for is_detached in (False, True):
+    maker = subprocess.Popen(["sh", "-c", {MAKER!r}], stdout=subprocess.PIPE, start_new_session=is_detached)
+    pids.append(int(maker.stdout.readline()))
+leftovers.end_children()
+print(*(os.path.exists(f"/dev/shm/torch_{{pid}}_7_7") for pid in pids))
+maker.kill()
+os.remove(f"/dev/shm/torch_{{maker.pid}}_7_7")
+"""
+
+
+def test_shared_memory_of_its_children_is_removed() -> None:
+    """As torch makes a tensor and is ended before it can take the name away."""
+    done = subprocess.run([sys.executable, "-c", MAKERS], capture_output=True, text=True, timeout=240)
+    assert done.stdout == "False True\n", done.stderr
+
+
+def test_shared_memory_of_what_others_ended_is_removed(tmp_path: Path) -> None:
+    """As multiprocessing ends its daemons when a process exits, those of a loader too."""
+    program = """
+import multiprocessing, os, time
+from notebook_accel import notebook_launcher
+
+def make(pipe):
+    open(f"/dev/shm/torch_{os.getpid()}_7_7", "w").close()
+    pipe.send(os.getpid())
+    time.sleep(300)
+
+def work():
+    ours, theirs = multiprocessing.Pipe()
+    multiprocessing.get_context("fork").Process(target=make, args=(theirs,), daemon=True).start()
+    return ours.recv()
+
+print(*(os.path.exists(f"/dev/shm/torch_{pid}_7_7") for pid in notebook_launcher(work, (), 2, returns="all")))
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240)
+    assert done.stdout.splitlines()[-1] == "False False", done.stderr

@@ -7,10 +7,8 @@ import atexit
 import dataclasses
 import gc
 import os
-import threading
 import weakref
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +29,6 @@ from notebook_accel.session import service
 from notebook_accel.stream.record import RunRecord
 from notebook_accel.stream.sinks import Sink
 from notebook_accel.widgets.run.picture import make_picture
-from tests.unit.clock import PATIENCE_S
 from tests.unit.jobs import make_job
 
 
@@ -72,24 +69,6 @@ def test_a_value_belongs_to_the_cell_that_launched_it() -> None:
         run.execute()
         assert run.result() == run.result() == 5
         assert run.record.results[0].value == b"", "what is pickled takes as much again"
-    finally:
-        runtime.runs().clear()
-
-
-def test_a_large_value_goes_with_the_last_reference_to_its_run_and_a_small_one_stays() -> None:
-    view = Following()
-    try:
-        for size in (10, 2_000_000):
-            run = registry.open_run(job(1), ReturningLarge(size), [lambda run: view])
-            run.execute()
-            assert registry.runs()[-1] is run and len(run.result().content) == size
-            value = weakref.ref(run.result())
-            del run
-            assert (value() is None) == (size > 10), "at once, without a collection of cycles"
-        small, large = registry.runs()
-        assert len(small.result().content) == 10 and large.status == "done" and view.shown is large
-        with pytest.raises(LaunchError, match=r"has not kept its value, of over 1 MB.*keep `run` until"):
-            large.result()
     finally:
         runtime.runs().clear()
 
@@ -219,58 +198,6 @@ class Returning(InProcessEngine):
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         deliver([Result(rank=0, time=0.0, value=b"pickled")])
         return Outcome(values={0: 5})
-
-
-def test_a_finalizer_may_launch_and_a_fork_may_come_while_the_list_changes() -> None:
-    def launch_inside() -> None:  # as a finalizer does that Python runs there
-        with registry._CHANGING:
-            registry.open_run(job(1), Returning(), []).execute()
-
-    thread = threading.Thread(target=launch_inside, daemon=True)
-    thread.start()
-    thread.join(PATIENCE_S)
-    runtime.runs().clear()
-    assert not thread.is_alive()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(registry._CHANGING.acquire).result()
-        pid = os.fork()
-        if pid == 0:
-            os._exit(0 if registry._CHANGING.acquire(timeout=PATIENCE_S) else 1)
-        pool.submit(registry._CHANGING.release).result()
-        assert os.waitpid(pid, 0)[1] == 0
-
-
-class Content:
-    """A value; weak references to it are possible."""
-
-    def __init__(self, size: int) -> None:
-        self.content = bytes(size)
-
-
-class ReturningLarge(Returning):
-    """Returns a value as workers do: pickled, of which the record knows the size."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        deliver([Result(rank=0, time=0.0, value=b"", buffers=[bytearray(self.size)])])
-        return Outcome(values={0: Content(self.size)})
-
-
-class Following(Sink):
-    """Holds the run that it shows, as views do."""
-
-    shown: Run
-
-    def show(self, events: object) -> None: ...
-
-    def note(self, text: str) -> None: ...
-
-    def close(self) -> None: ...
-
-    def follow(self, run: Run) -> None:
-        self.shown = run
 
 
 def test_the_second_run_takes_what_the_first_left(four_gpus: None) -> None:

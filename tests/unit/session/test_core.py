@@ -9,7 +9,7 @@ import pytest
 from notebook_accel import Session
 from notebook_accel.config import arguments
 from notebook_accel.config.schema import LaunchConfig
-from notebook_accel.session.options import resolve
+from notebook_accel.session.core import resolve_options
 
 
 @pytest.mark.parametrize("config", [None, LaunchConfig(use_cpu=True)])
@@ -25,7 +25,7 @@ def read(config: LaunchConfig, **given: Any) -> dict[str, Any]:
     """Return the options of a session that do not have the launcher's defaults."""
     names = ("num_processes", "start_method", "output", "hosts", "slurm", "num_nodes", "slurm_keep", "engine")
     defaults = {name: arguments.defaults()[name] for name in (*names, "hang_timeout")}
-    found = resolve({**defaults, **given}, None, config)
+    found = resolve_options({**defaults, **given}, {}, config)
     return {name: value for name, value in found.items() if name in defaults and value != defaults[name]}
 
 
@@ -38,7 +38,7 @@ def read(config: LaunchConfig, **given: Any) -> dict[str, Any]:
             {"slurm": {"partition": "gpu"}, "num_nodes": 2, "num_processes": 4, "slurm_keep": 5},
         ),
         ({"engine": "slurm"}, {"engine": "slurm"}),
-        ({"start_method": "spawn", "output": "first"}, {"start_method": "spawn", "output": "first"}),
+        ({"start_method": "fresh", "output": "first"}, {"start_method": "fresh", "output": "first"}),
         ({"hang_timeout": 7}, {"hang_timeout": 7}),
         ({"max_restarts": 3, "use_cpu": True}, {}),
     ],

@@ -135,7 +135,7 @@ def test_a_row_that_was_overwritten_is_a_line_when_another_one_follows() -> None
     assert reader.feed(b"\r50%\r100%\n") == []
     assert reader.feed(b"next\n") == ["100%", "next"]
     assert reader.feed(b"\rbar\n\n") == ["bar", ""]
-    assert reader.feed(b"a\r\nb\r\n") == ["a", "b"], "lines of Windows"
+    assert reader.feed(b"a\r\nb\r\n") == ["a", "b"], "as programs write for a terminal"
     many = b"".join(b"\r%d\r%d\n" % (number, number) for number in range(100))
     found = reader.feed(many)
     assert len(found) == 68 and found + reader.settle() == [str(number) for number in range(100)]

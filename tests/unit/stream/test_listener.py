@@ -19,16 +19,9 @@ from notebook_accel.stream import listener as module
 from notebook_accel.stream.inbox import Inbox
 from notebook_accel.stream.listener import Listener, connect
 from notebook_accel.stream.wire import frame
-from notebook_accel.trust import connecting, proof
+from notebook_accel.trust import proof
 from notebook_accel.trust.proof import Answer, Challenge
 from tests.unit.clock import PATIENCE_S, Clock, wait_until
-
-
-class Skipping(Clock):
-    """A clock of somebody who does not wait in pauses."""
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 @pytest.fixture(autouse=True)
@@ -100,15 +93,12 @@ def come(
 def has_failed(
     pool: ThreadPoolExecutor, listener: Listener, where: tuple[str, int], token: bytes, rank: int
 ) -> bool:
-    """Return whether a connection is refused, for all its tries; each of them may wait long for its answer."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(connecting, "_PAUSE_SECONDS", PATIENCE_S)
-        patch.setattr(connecting, "time", Skipping())
-        coming: Future[socket.socket] = pool.submit(connect, where, token, rank, 3 * PATIENCE_S)
-        while not coming.done():
-            assert listener.admit() == []
-            time.sleep(0.01)
-        return isinstance(coming.exception(), proof.ProofError)
+    """Return whether a connection is refused."""
+    coming: Future[socket.socket] = pool.submit(connect, where, token, rank, PATIENCE_S)
+    while not coming.done():
+        assert listener.admit() == []
+        time.sleep(0.01)
+    return isinstance(coming.exception(), proof.ProofError)
 
 
 def is_dropped(connection: socket.socket) -> bool:
@@ -191,24 +181,6 @@ def test_silent_connections_keep_nobody_out(pool: ThreadPoolExecutor) -> None:
             listener.admit()
         with come(pool, listener, where, (0, 1)):
             assert len(listener._pending) <= listener._max_pending and not listener.missing
-
-
-def test_a_rank_that_a_flood_pushed_out_tries_again(
-    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_MAX_PENDING", 2)
-    with open_listener(1) as (listener, where), contextlib.ExitStack() as stack:
-        for _ in range(2):
-            stack.enter_context(socket.create_connection(where))
-        listener.admit()
-        real = stack.enter_context(socket.create_connection(where))
-        greet(listener, real)
-        for _ in range(3):
-            last = stack.enter_context(socket.create_connection(where))
-        greet(listener, last)
-        assert is_dropped(real)
-        with come(pool, listener, where, (0,)):
-            assert not listener.missing
 
 
 def test_there_is_room_for_all_ranks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import sys
 import threading
 from pathlib import Path
-
-import pytest
 
 from notebook_accel.events import Lines
 from notebook_accel.stream.logs import LogFiles
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="files of Windows have no such modes")
 def test_others_do_not_read_the_output_of_a_run(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -27,7 +23,6 @@ def test_others_do_not_read_the_output_of_a_run(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600 and "a token" in path.read_text()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such pipes")
 def test_a_slow_reader_of_a_pipe_gets_all(tmp_path: Path) -> None:
     fifo = tmp_path / "rank_0.log"
     os.mkfifo(fifo)

@@ -221,8 +221,6 @@ def test_a_sitecustomize_of_the_users_runs_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
 def test_processes_of_multiprocessing_take_over(method: str, tmp_path: Path) -> None:
     """The script imports Accelerate at its top, so each child does, before anything else is called."""
-    if method != "spawn" and sys.platform == "win32":
-        pytest.skip("Windows spawns")
     (tmp_path / "script.py").write_text(
         textwrap.dedent(
             f"""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,8 +16,10 @@ from notebook_accel.trust.proof import (
     Answer,
     Challenge,
     ProofError,
+    connect,
     make_key,
 )
+from tests.unit.clock import PATIENCE_S
 
 KEY = make_key()
 
@@ -65,3 +70,17 @@ def test_the_claim_belongs_to_the_proof() -> None:
 def test_no_bytes_of_a_stranger_do_more_than_fail(content: bytes) -> None:
     with pytest.raises(ProofError):
         Challenge(KEY, "nodes").accept(content)
+
+
+def test_a_connection_that_is_refused_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=lambda: listening.accept()[0].close())
+        thread.start()
+        with pytest.raises(ProofError, match="ends the connection"):
+            connect(listening.getsockname(), bytes(32), "ranks", timeout=PATIENCE_S)
+        thread.join()
+
+
+def test_one_that_says_nothing_at_all_is_no_refusal() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.raises(TimeoutError):
+        connect(listening.getsockname(), bytes(32), "ranks", timeout=0.2)

@@ -51,7 +51,7 @@ def test_a_file_that_others_may_read_is_refused(
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_file_of_root_for_a_group_of_this_process(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So Kubernetes hands a secret to a container with an fsGroup."""
     os.chown(file, 0, 12345)
@@ -69,7 +69,7 @@ def test_a_file_of_root_for_a_group_of_this_process(file: Path, monkeypatch: pyt
         find_secret(file)
 
 
-@pytest.mark.skipif(not hasattr(os, "chown") or os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_file_of_another_user_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.chown(file, 12345, -1)
     with pytest.raises(ValueError, match="belongs to another user"):

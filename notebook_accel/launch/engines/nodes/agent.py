@@ -26,13 +26,12 @@ from torch.distributed.elastic.events import Event, EventSource
 from .... import interrupts
 from ....events import Notice, Phase
 from ....topology import Topology
+from ...agent.parent_state import ParentState
 from ...job import Job
-from ...supervise import script_group
 from ...supervise.control import StopAsked
 from ...supervise.local_group import LocalWorkerGroup
 from ...supervise.worker_group import Attempt
 from ...transfer import failures
-from ...transfer.parent_state import ParentState
 from ...worker import environment
 from ..attempts import INTERRUPT_GRACE, STOP_GRACE, describe_cause, make_outcome
 from ..base import Outcome
@@ -158,7 +157,7 @@ class _Agent(SimpleElasticAgent):
             worker.global_rank: self._make_environment(worker, worker_group)
             for worker in worker_group.workers
         }
-        self._group = script_group.choose(self._job, self._setup)(
+        self._group = LocalWorkerGroup(
             replace(self._attempt, number=self._handler.attempt, share_stop=self._handler.share_stop),
             payload=self._payload,
             environments=environments,

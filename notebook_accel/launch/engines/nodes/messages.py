@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from ....events import Buffer, as_bytes
-from ....trust import connecting, plain
+from ....trust import plain, proof
 from ....trust.plain import MalformedError
 from ....trust.proof import REPLY_BYTES, Session
 from ... import descriptors
@@ -219,7 +219,7 @@ class CoordinatorConnection:
 
     def __init__(self, host: str, port: int, key: bytes, timeout: float, *, proven: bool = False) -> None:
         self._pulse: Pulse | None = None
-        self._connection, session = connecting.connect((host, port), key, PURPOSE, timeout=timeout)
+        self._connection, session = proof.connect((host, port), key, PURPOSE, timeout=timeout)
         self._session = session if proven else None
         keep_alive(self._connection)
         self.peer = str(self._connection.getpeername()[0])
@@ -247,7 +247,7 @@ class CoordinatorConnection:
         name = secrets.token_hex()
         with contextlib.ExitStack() as stack:
             stack.callback(self.close)
-            connection, session = connecting.connect((host, port), key, PURPOSE, timeout=timeout)
+            connection, session = proof.connect((host, port), key, PURPOSE, timeout=timeout)
             stack.callback(connection.close)
             pulse = Message("pulse", name)
             connection.sendall(b"".join(encode(pulse, session if self._session is not None else None)))

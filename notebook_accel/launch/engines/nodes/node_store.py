@@ -82,7 +82,7 @@ def keep_quiet() -> Iterator[None]:
 
 @functools.cache
 def _find_level() -> ctypes.c_int | None:
-    """Return the level from which on torch's C++ code prints; None where torch does not show it, as on Windows."""
+    """Return the level from which on torch's C++ code prints; None where torch does not show it."""
     try:
         return ctypes.c_int.in_dll(ctypes.CDLL(torch._C.__file__), "FLAGS_caffe2_log_level")
     except (OSError, ValueError):

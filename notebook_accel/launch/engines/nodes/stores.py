@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,9 +23,6 @@ PROBE_SECONDS: Final = 1.0
 CONNECT_SECONDS: Final = 5.0
 _ANSWER_SECONDS: Final = 20.0
 _LOOK_SECONDS: Final = 0.01
-_OF_SYSTEM: Final[dict[str, Any]] = (
-    {"use_libuv": False} if sys.platform == "win32" else {}
-)  # torch's builds for Windows lack it
 
 
 def open_store(place: Rendezvous) -> TCPStore:
@@ -45,8 +41,6 @@ def open_store(place: Rendezvous) -> TCPStore:
     """
     options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     try:
-        if sys.platform == "win32":
-            return TCPStore(place.address, int(place.port or 0), **_OF_SYSTEM, **options)  # it forks nothing
         where = choose_listen_address(place.address) if place.num_nodes > 1 else place.address
         return _make_store(place.address, listen(where, int(place.port or 0)), **options)
     except (RuntimeError, OSError) as error:
@@ -64,7 +58,7 @@ def _make_store(host: str, listening: socket.socket, **options: Any) -> TCPStore
             if os.path.samestat(os.fstat(fd), taken):
                 os.close(fd)
         raise
-    descriptors.keep_store_from_forks(store)
+    descriptors.keep_store_from_forks(store, fd)
     return store
 
 
@@ -83,8 +77,6 @@ def open_for_nodes(host: str, port: int) -> TCPStore:
         "timeout": timedelta(seconds=CONNECT_SECONDS),
         "wait_for_workers": False,
     }
-    if sys.platform == "win32":
-        return TCPStore(host, port, **_OF_SYSTEM, **options)
     return _make_store(host, listen_for_nodes(host, port), **options)
 
 
@@ -108,9 +100,7 @@ def connect_store(host: str, port: int, check: Callable[[], None]) -> TCPStore:
     def make() -> None:
         try:
             with keep_quiet():
-                store = TCPStore(
-                    host, port, is_master=False, timeout=timeout, wait_for_workers=False, **_OF_SYSTEM
-                )
+                store = TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
             results.append(store)
         except BaseException as error:
             results.append(error)
@@ -129,5 +119,4 @@ def connect_store(host: str, port: int, check: Callable[[], None]) -> TCPStore:
     if isinstance(results[0], BaseException):
         raise results[0]
     results[0].set_timeout(timeout)
-    descriptors.keep_store_from_forks(results[0])
     return results[0]

@@ -1,9 +1,8 @@
 """The actor of one rank under Ray: it starts the rank's process, passes its events on, and says how it ended.
 
-The function runs in a process below the actor's own. So the exit code or signal and the last words are known, an
-interrupt reaches a main thread without Ray's handlers, and the end of the process takes along all that it started.
-Nothing here imports torch: then each rank imports it once. The process begins with that import at once, while other
-actors are still being placed.
+The function runs in a process of its own. So the exit code or signal and the last words are known, an interrupt reaches
+a main thread without Ray's handlers, and the end of the process takes along all that it started. Nothing here imports
+torch: an agent does, from which the process starts, while other actors are still being placed.
 """
 
 from __future__ import annotations
@@ -11,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import subprocess
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,15 +22,13 @@ from ....stream.wire import FrameReader
 from ...checks import addresses
 from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle
-from ..remote.process import Descriptors
 from ..remote.rank_process import (
     ProcessStart,
     RankProcess,
     Work,
     find_version,
-    make_handover,
     name_machine,
-    start_process,
+    start_agent,
 )
 from ..remote.relay import Relay
 
@@ -66,22 +61,14 @@ class Assignment:
     """What an actor has to do.
 
     Attributes:
-        rank: the rank that it gets.
         endpoint: host and port where the notebook listens.
         token: what a connection to the notebook begins with.
-        variables: environment variables, besides those of the process's start.
-        is_alone: whether all ranks are on one node.
-        sends_value: whether the notebook wants the value that the function returns.
-        notes: a pickled `Notes`, for the process.
+        work: of the rank that it gets.
     """
 
-    rank: int
     endpoint: tuple[str, int]
     token: bytes
-    variables: Mapping[str, str]
-    is_alone: bool
-    sends_value: bool
-    notes: bytes
+    work: Work
 
 
 class RankActor:
@@ -94,11 +81,7 @@ class RankActor:
         self._path = start.list_path(without=os.path.dirname(ray.__file__) + os.sep)
         self._address = ray.util.get_node_ip_address()
         self._listening = addresses.listen(self._address, 0)
-        self._process = RankProcess(self._start_process, self._listening)
-
-    def _start_process(self, descriptors: Descriptors) -> subprocess.Popen[bytes]:
-        self._popen = start_process(self._start, descriptors, self._path)
-        return self._popen
+        self._agent = start_agent(self._path, start.variables, with_ipython=start.with_ipython)
 
     def describe(self) -> ActorInfo:
         """Return where the actor is."""
@@ -122,48 +105,29 @@ class RankActor:
         Returns:
             Why the rank could not begin, empty where it ran.
         """
-        self._listening.close()
+        rank = assignment.work.rank
         try:
-            connection = connect(assignment.endpoint, assignment.token, assignment.rank, _CONNECT_SECONDS)
+            connection = connect(assignment.endpoint, assignment.token, rank, _CONNECT_SECONDS)
         except OSError as error:
             return error.strerror or str(error)
         with connection:
-            self._begin(assignment, Pickled(data=bytes(parts[0]), buffers=[*parts[1:]]))
-            relay = Relay(_SocketChannel(connection, assignment.rank))
-            relay.add(assignment.rank, self._process)
-            waiting = threading.Thread(target=self._wait, args=(relay,), daemon=True)
-            waiting.start()
+            payload = SharedPickle(Pickled(data=bytes(parts[0]), buffers=[*parts[1:]]))
+            with self._listening, contextlib.closing(payload):
+                process = RankProcess(
+                    self._agent,
+                    self._start,
+                    assignment.work,
+                    payload,
+                    path=self._path,
+                    store=self._listening,
+                )
+            relay = Relay(_SocketChannel(connection, rank))
+            relay.add(rank, process)
             while relay.is_busy:
                 relay.step()
-            waiting.join()
             relay.close()
             _wait_for_notebook(connection)
         return ""
-
-    def _begin(self, assignment: Assignment, pickled: Pickled) -> None:
-        """Hand the rank and the function to the process; it calls the function at the notebook's word."""
-        payload = SharedPickle(pickled, in_one_file=True)
-        work = Work(
-            rank=assignment.rank,
-            variables=assignment.variables,
-            is_alone=assignment.is_alone,
-            address=self._address,
-            sends_value=assignment.sends_value,
-            notes=assignment.notes,
-        )
-        stdin = self._popen.stdin
-        assert stdin is not None
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended, and the relay says how
-                self._process.give_payload(payload)
-                with stdin:
-                    stdin.write(make_handover(self._start, work, payload, self._path))
-        finally:
-            payload.close()
-
-    def _wait(self, relay: Relay) -> None:
-        self._popen.wait()
-        relay.wake()
 
 
 class _SocketChannel:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from .... import environ, interrupts, runtime
 from ....errors import LaunchError
-from ...supervise import socket_folder
+from ... import leftovers
 
 PLACEMENTS: Final = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 _NAMESPACE: Final = "notebook_accel at "
@@ -88,7 +88,7 @@ def _init(address: str, tries: int = 2) -> None:
     if address == _LOCAL:
         options["include_dashboard"] = False
         if environ.get("RAY_TMPDIR") is None:
-            parent = socket_folder.find_folder(_SOCKET)
+            parent = leftovers.find_folder(_SOCKET)
             if parent != tempfile.gettempdir():
                 options["_temp_dir"] = f"{parent}/ray"
     try:

@@ -14,13 +14,13 @@ from ....devices import DeviceKind
 from ....errors import LaunchError
 from ....takeover import finder
 from ... import children
+from ...agent.orders import find_directory
+from ...agent.parent_state import ParentState, list_path
 from ...job import Job
 from ...supervise.worker_group import Attempt
-from ...transfer.parent_state import ParentState, find_directory, list_path
 from ...transfer.unpicklable import pack_job
 from ..attempts import GroupEngine, Wait
-from ..remote.process import Notes
-from ..remote.rank_process import ProcessStart
+from ..remote.rank_process import Notes, ProcessStart
 from . import cluster
 from .actor import RankActor
 from .ray_group import Plan, RayWorkerGroup
@@ -94,8 +94,6 @@ class RayEngine(GroupEngine[Plan]):
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return that there is no cluster, or that it is too small."""
-        if sys.platform == "win32":
-            return ["engine='ray': it is not written for Windows"]
         try:
             cluster.connect(job.address)
         except LaunchError as error:
@@ -118,7 +116,7 @@ class RayEngine(GroupEngine[Plan]):
         pickled = pack_job(job.function, job.args, job.name)
         state = ParentState.capture(job)
         notes = Notes(
-            random_states=state.random_states,
+            settings=state.settings,
             sources=state.sources,
             child_start_method=children.choose_start_method(),
             in_background=job.background,

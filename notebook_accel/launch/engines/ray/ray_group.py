@@ -18,7 +18,7 @@ from ...checks import addresses
 from ...leftovers import LONGEST_SECONDS
 from ...supervise.worker_group import Attempt, Member, WorkerGroup
 from ...worker.environment import list_rank_variables
-from ..remote.rank_process import ProcessStart, find_version, name_machine
+from ..remote.rank_process import ProcessStart, Work, find_version, name_machine
 from . import cluster
 from .actor import ActorInfo, Assignment, RankActor
 
@@ -245,17 +245,17 @@ class RayWorkerGroup(WorkerGroup[_RayMember]):
             node_rank=nodes.index(member.info.node),
             num_nodes=len(nodes),
         )
-        return Assignment(
+        work = Work(
             rank=member.rank,
-            endpoint=endpoint,
-            token=token,
             variables=list_rank_variables(
                 place, self._job, address=first.address, port=first.port, attempt=self._attempt.number
             ),
             is_alone=len(nodes) == 1,
+            address=member.info.address,
             sends_value=self._job.returns == "all" or (self._job.returns == "first" and member.rank == 0),
             notes=self._plan.notes,
         )
+        return Assignment(endpoint=endpoint, token=token, work=work)
 
     # -- while they run
 

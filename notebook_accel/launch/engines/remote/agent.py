@@ -1,7 +1,8 @@
-"""On a host: holds the processes of a run's ranks, as long as the notebook's connection lives. Imports no torch.
+"""On a host: joins the notebook with the processes of a run's ranks, as long as its connection lives.
 
-Frames come and go by standard input and output. The agent ends with all that it has started when its input ends, when
-it hears nothing for some seconds, or when it has had nothing to do for some minutes.
+Frames come and go by standard input and output. This process imports no torch; one of its own does, `launch.agent`,
+which starts those of ranks. It ends with all that it has started when its input ends, when it hears nothing for some
+seconds, or when it has had nothing to do for some minutes.
 """
 
 from __future__ import annotations
@@ -24,13 +25,11 @@ from .... import devices, environ
 from ....errors import LaunchError
 from ....events import Event
 from ....stream.wire import FrameReader, frame
-from ....takeover import finder
 from ...checks import addresses
 from ...leftovers import LONGEST_SECONDS
 from ...transfer.pickled import Pickled
-from ...transfer.shared_memory import SharedPickle, write_unnamed
+from ...transfer.shared_memory import SharedPickle
 from . import packets
-from .forking import Forked, Forker
 from .holding import Hold
 from .messages import (
     Assigned,
@@ -45,16 +44,7 @@ from .messages import (
     Reached,
     ReachOrder,
 )
-from .process import Descriptors
-from .rank_process import (
-    ProcessStart,
-    RankProcess,
-    Work,
-    find_interface,
-    make_handover,
-    name_machine,
-    read_own_variables,
-)
+from .rank_process import THREADS, RankProcess, find_interface, name_machine, start_agent
 from .reaching import Reach, drop_connections
 from .relay import Relay
 
@@ -73,7 +63,6 @@ _ACCELERATORS: Final = (
 _COUNT: Final = (
     "from notebook_accel import devices as d; k = d.best(); print(k.label, 0 if k is d.CPU else k.counter())"
 )
-_THREADS: Final = "OMP_NUM_THREADS"
 
 
 def describe() -> dict[str, Any]:
@@ -128,24 +117,16 @@ def main(out: int, with_ipython: bool, variable: str, warm_seconds: float, holde
     """
     if variable:
         environ.put({variable: "true"})
-    if sys.platform == "win32":
-        raise NotImplementedError  # the engines refuse it
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of input says it
     if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
         with contextlib.suppress(OSError):
             os.setsid()  # where SLURM kills a group of processes, this one is left to end what ranks have started
     hold = Hold(holder)
-    agent = Agent(StdioChannel(0, out), with_ipython and _has_ipython(), warm_seconds, hold)
-    signal.signal(signal.SIGTERM, lambda signum, frame: agent.leave())
-    agent.run()
+    server = HostServer(StdioChannel(0, out), with_ipython, warm_seconds, hold)
+    signal.signal(signal.SIGTERM, lambda signum, frame: server.leave())
+    server.run()
     hold.close()
     return 0
-
-
-def _has_ipython() -> bool:
-    from importlib import util
-
-    return util.find_spec("IPython") is not None
 
 
 class StdioChannel:
@@ -159,8 +140,7 @@ class StdioChannel:
     def __init__(self, incoming: int, outgoing: int) -> None:
         self._in, self._out = incoming, outgoing
         for fd in (incoming, outgoing):
-            if sys.platform != "win32":
-                os.set_blocking(fd, False)
+            os.set_blocking(fd, False)
         self._packets = packets.PacketReader()
         self._frames = FrameReader()
         self._orders: list[Event] = []
@@ -233,7 +213,7 @@ class StdioChannel:
             self._is_over = True
 
 
-class Agent:
+class HostServer:
     """Starts the processes of ranks, and relays between them and the notebook.
 
     Args:
@@ -243,19 +223,15 @@ class Agent:
         hold: keeps this host for the notebook.
     """
 
-    def __init__(
-        self, channel: StdioChannel, with_ipython: bool, warm_seconds: float, hold: Hold | None = None
-    ) -> None:
+    def __init__(self, channel: StdioChannel, with_ipython: bool, warm_seconds: float, hold: Hold) -> None:
         self._warm_seconds = warm_seconds
-        self._hold = hold or Hold("")
+        self._hold = hold
         self._is_leaving = self._has_run = False
         self._channel = channel
-        self._with_ipython = with_ipython
         self._relay = Relay(channel, self._obey)
-        variables = finder.complete_variables(read_own_variables())
-        self._forker = Forker(variables, sys.path, with_ipython)
-        self._relay.watch(self._forker.fileno(), self._look_at_forker)
-        self._assigned: dict[int, Forked] = {}
+        self._with_ipython = with_ipython
+        self._agent = start_agent(sys.path, {}, with_ipython=with_ipython)
+        self._assigned: dict[int, RankProcess] = {}
         self._listening: socket.socket | None = None
         self._reach: Reach | None = None
         self._is_clearing = False
@@ -265,9 +241,9 @@ class Agent:
             self._count_devices()
 
     def run(self) -> None:
-        """Serve until the notebook is gone or has no use for this agent any more."""
+        """Serve until the notebook is gone or has no use for this host any more."""
         try:
-            while not (self._relay.has_lost_notebook or self._is_superfluous() or self._has_failed()):
+            while not (self._relay.has_lost_notebook or self._is_superfluous()):
                 self._hold.try_connect()
                 self._relay.step()
                 self._answer()
@@ -289,10 +265,6 @@ class Agent:
         seconds = self._warm_seconds if self._has_run else max(self._warm_seconds, _FIRST_SECONDS)
         return time.monotonic() - self._idle_since > seconds
 
-    def _has_failed(self) -> bool:
-        """Return whether no process can start any more, and the notebook knows how the last ones did."""
-        return self._forker.is_lost and not self._relay.is_busy and not self._assigned
-
     def _end(self) -> None:
         if self._is_leaving:  # somebody else ends this process, and the notebook still listens
             self._relay.pass_on_rest()
@@ -302,7 +274,7 @@ class Agent:
         while self._relay.is_busy and time.monotonic() < deadline:
             self._relay.wake()
             self._relay.step()
-        self._forker.close()
+        self._agent.end()
         if self._counting is not None:
             self._counting.kill()
         self._relay.close()
@@ -330,6 +302,9 @@ class Agent:
 
     def _prepare(self, order: PrepareOrder) -> None:
         self._stop_listening()
+        if self._agent.has_ended:
+            self._agent.end()
+            self._agent = start_agent(sys.path, {}, with_ipython=self._with_ipython)
         try:
             self._listening = addresses.listen_for_nodes(order.address, order.port)
             answer = Prepared(rank=-1, time=time.time(), port=self._listening.getsockname()[1])
@@ -346,65 +321,40 @@ class Agent:
     def _assign(self, order: AssignOrder) -> None:
         """Start the processes; `_answer` says so once they are there."""
         self._has_run, self._warm_seconds = True, order.warm_seconds
-        if self._listening is not None:
-            drop_connections(self._listening)
+        listening = self._listening
+        assert listening is not None  # since a PrepareOrder
+        drop_connections(listening)
+        path, threads = order.start.list_path(), devices.share_of_cores(len(order.works))
         try:
-            payload = SharedPickle(
-                Pickled(data=bytes(order.data), buffers=[*order.buffers]), in_one_file=True
-            )
-            try:
+            payload = SharedPickle(Pickled(data=bytes(order.data), buffers=[*order.buffers]))
+            with contextlib.closing(payload):
                 for work in order.works:
-                    self._start(order.start, work, payload, len(order.works))
-            finally:
-                payload.close()
+                    fallbacks = {THREADS: str(threads)}
+                    if not work.is_alone and (interface := find_interface(work.address)):
+                        fallbacks["NCCL_SOCKET_IFNAME"] = interface
+                    process = RankProcess(
+                        self._agent,
+                        order.start,
+                        work,
+                        payload,
+                        path=path,
+                        store=listening,
+                        fallbacks=fallbacks,
+                    )
+                    self._assigned[work.rank] = process
+                    self._relay.add(work.rank, process)
         except (OSError, LaunchError) as error:
             self._assigned.clear()
             self._send(Assigned(rank=-1, time=time.time(), pids={}, problem=str(error)))
         self._stop_listening()
 
-    def _start(self, start: ProcessStart, work: Work, payload: SharedPickle, count: int) -> None:
-        own = {**read_own_variables(), **start.variables, **work.variables}
-        asked = own.get(_THREADS, "").partition(",")[0].strip()
-        threads = int(asked) if asked.isdecimal() and int(asked) else devices.share_of_cores(count)
-        fallbacks = {_THREADS: str(threads)}
-        if not work.is_alone and (interface := find_interface(work.address)):
-            fallbacks["NCCL_SOCKET_IFNAME"] = interface
-        fd = write_unnamed(
-            make_handover(
-                start,
-                work,
-                payload,
-                start.list_path(),
-                threads=threads,
-                with_ipython=self._with_ipython,
-                fallbacks=fallbacks,
-            )
-        )
-
-        def fork(descriptors: Descriptors) -> Forked:
-            self._assigned[work.rank] = forked = self._forker.fork(fd, descriptors)
-            return forked
-
-        try:
-            process = RankProcess(fork, self._listening if work.rank == 0 else None)
-        finally:
-            os.close(fd)
-        self._relay.add(work.rank, process)
-        process.give_payload(payload)
-
-    def _look_at_forker(self) -> None:
-        self._forker.look()
-        if self._forker.is_lost:
-            self._relay.unwatch(self._forker.fileno())
-
     def _answer(self) -> None:
         """Say what has become of the last orders, where that is known now."""
-        if self._assigned and all(
-            forked.pid or forked.returncode is not None for forked in self._assigned.values()
-        ):
-            pids = {rank: forked.pid for rank, forked in self._assigned.items()}
+        workers = {rank: process.worker for rank, process in self._assigned.items()}
+        if workers and all(worker.pid or worker.has_ended for worker in workers.values()):
             self._assigned = {}
-            problem = "" if all(pids.values()) else "the process that starts ranks has ended"
+            pids = {rank: worker.pid for rank, worker in workers.items()}
+            problem = next((worker.problem for worker in workers.values() if worker.problem), "")
             self._send(Assigned(rank=-1, time=time.time(), pids=pids, problem=problem))
         if self._reach is not None and self._reach.problem is not None:
             self._send(Reached(rank=-1, time=time.time(), problem=self._reach.problem))

@@ -20,8 +20,6 @@ def beat(connection: socket.socket, seconds: float, word: bytes) -> None:
         seconds: between two words.
         word: what is written.
     """
-    if sys.platform == "win32":
-        raise NotImplementedError  # the engines refuse it
     pipes: list[int] = []
     while True:
         ready, _, _ = select.select([connection], [], [], seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 import time
 from typing import Final
 
@@ -25,7 +24,7 @@ class Hold:
 
     def try_connect(self) -> None:
         """Connect, if that is still to be done and somebody listens."""
-        if not self._name or self._connection is not None or sys.platform == "win32":
+        if not self._name or self._connection is not None:
             return
         if time.monotonic() > self._deadline:
             return

@@ -15,17 +15,17 @@ from ....config.launch_options import StartMethod
 from ....events import Buffer
 from ....takeover import finder
 from ... import children
+from ...agent.orders import find_directory
+from ...agent.parent_state import ParentState, list_path
 from ...job import Job
 from ...supervise.worker_group import Attempt
-from ...transfer.parent_state import ParentState, find_directory, list_path
 from ...transfer.pickled import Pickled
 from ...transfer.unpicklable import pack_job
 from ..attempts import GroupEngine, Wait
 from .hosts_group import HostsWorkerGroup, Lender, Plan
 from .link import Link
 from .pool import get_pool
-from .process import Notes
-from .rank_process import ProcessStart
+from .rank_process import Notes, ProcessStart
 
 CPU_VARIABLE: Final = "ACCELERATE_USE_CPU"
 
@@ -51,7 +51,7 @@ class Origin:
         """
         state = ParentState.capture(job)
         notes = Notes(
-            random_states=state.random_states,
+            settings=state.settings,
             sources=state.sources,
             child_start_method=children.choose_start_method(),
             in_background=job.background,

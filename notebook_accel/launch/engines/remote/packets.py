@@ -15,7 +15,7 @@ _LENGTH: Final = struct.Struct("!I")
 _END: Final = b"\n"  # srun passes on what processes write by the line
 _AROUND: Final = _LENGTH.size + len(_END)
 _MOST: Final = 1 << 30
-PIECE: Final = getattr(select, "PIPE_BUF", 512)
+PIECE: Final = select.PIPE_BUF
 """How many bytes the system writes to a pipe in one piece."""
 BEAT: Final = _LENGTH.pack(0) + _END
 BEAT_SECONDS: Final = 2.0

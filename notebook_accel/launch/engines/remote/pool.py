@@ -251,8 +251,6 @@ class Pool:
 
     def _beat_for(self, link: Link) -> None:
         """Let the process that beats do so for a connection too; start it where it does not run."""
-        if sys.platform == "win32":
-            raise NotImplementedError  # the engines refuse it
         if self._heart is None or self._beating is None or self._beating.poll() is not None:
             if self._heart is not None:
                 self._heart.close()

@@ -5,16 +5,27 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import sys
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final, Protocol
 
-from ....events import BeginOrder, Buffer, CallEnd, CallOrder, Ended, Event, Order, Result, SignalOrder
+from ....events import (
+    BeginOrder,
+    Buffer,
+    CallEnd,
+    CallOrder,
+    Ended,
+    Event,
+    Lines,
+    Order,
+    Result,
+    SignalOrder,
+)
 from ....stream.inbox import Inbox
 from ....stream.wire import GO, FrameError, describe_loss
-from ... import signals
-from ...leftovers import Leftovers
+from ...agent.client import AgentWorker
+from ...leftovers import Leftovers, remove_abandoned
 from .rank_process import RankProcess
 
 _LOOK_SECONDS: Final = 1.0
@@ -62,10 +73,10 @@ class Relay:
         self._processes: dict[int, RankProcess] = {}
         self._inbox = Inbox()
         self._leftovers = Leftovers()
+        self._ended: list[AgentWorker] = []  # whose lifelines kill what is left
         self._looks: dict[int, Callable[[], None]] = {}
         self._wake_fd, self._woken_by = os.pipe()
-        if sys.platform != "win32":
-            os.set_blocking(self._wake_fd, False)
+        os.set_blocking(self._wake_fd, False)
         self._inbox.watch(channel.fileno())
         self.watch(self._wake_fd, self._note_wake)
 
@@ -74,11 +85,12 @@ class Relay:
 
         Args:
             rank: the process's.
-            process: it runs, or has just ended.
+            process: it was just ordered.
         """
         self._processes[rank] = process
         ends = {"events": process.events, "stdout": process.stdout, "stderr": process.stderr}
         self._inbox.add(rank, ends)  # type: ignore[arg-type]
+        self._inbox.watch(process.worker.fileno())
 
     def watch(self, fd: int, look: Callable[[], None]) -> None:
         """Call a function at each step, and begin a step when a descriptor can be read.
@@ -96,7 +108,7 @@ class Relay:
         self._inbox.unwatch(fd)
 
     def wake(self) -> None:
-        """End the wait of `step`, from any thread: a process has ended."""
+        """End the wait of `step`, from any thread."""
         os.write(self._woken_by, b"x")
 
     def _note_wake(self) -> None:
@@ -120,18 +132,28 @@ class Relay:
         for look in list(self._looks.values()):
             look()
         for rank, process in list(self._processes.items()):
-            process.send_waiting()
-            if process.running.returncode is not None:
-                self._note_end(rank, process, process.running.returncode)
+            process.worker.look()
+            if process.exitcode is not None:
+                self._note_end(rank, process, process.exitcode)
         self._leftovers.look()
+        if not self._leftovers:
+            self._let_go()
 
     def _note_end(self, rank: int, process: RankProcess, exitcode: int) -> None:
-        process.end_leftovers(self._leftovers)  # it would write for ever
+        worker, now = process.worker, self._channel.now()
+        if worker.pid:
+            self._leftovers.end(worker.pid)  # what is left would write for ever
         self._forward(self._inbox.finish(rank))
-        pid = process.running.pid
-        self._forward([Ended(rank=rank, time=self._channel.now(), pid=pid, exitcode=exitcode)])
-        process.close()
+        if worker.problem:
+            self._forward([Lines(rank=rank, time=now, stream="stderr", texts=(worker.problem,))])
+        self._forward([Ended(rank=rank, time=now, pid=worker.pid, exitcode=exitcode)])
+        self._inbox.unwatch(worker.fileno())
+        self._ended.append(worker)
         del self._processes[rank]
+
+    def _let_go(self) -> None:
+        while self._ended:
+            self._ended.pop().close()
 
     def pass_on_rest(self) -> None:
         """Pass on what the processes have written so far; nothing of it is waited for."""
@@ -141,11 +163,13 @@ class Relay:
     def kill(self) -> None:
         """Kill all processes; `step` notes their ends."""
         for process in self._processes.values():
-            process.send(signals.KILL)
+            process.send(signal.SIGKILL)
 
     def close(self) -> None:
         """Wait until nothing is left of what the processes started, and give everything back."""
         self._leftovers.finish()
+        self._let_go()
+        remove_abandoned()  # by killed ranks
         self._inbox.close()
         os.close(self._wake_fd)
         os.close(self._woken_by)
@@ -153,10 +177,6 @@ class Relay:
     def _forward(self, events: Sequence[Event]) -> None:
         if not events or self.has_lost_notebook:
             return
-        ends = [event for event in events if isinstance(event, CallEnd)]
-        if ends:  # what was written before the end of a call is part of the call
-            others = [event for event in events if not isinstance(event, CallEnd)]
-            events = [*others, *(event for end in ends for event in self._inbox.drain(end.rank)), *ends]
         try:
             self._channel.send([wrap_buffers(event) for event in events])
         except OSError:

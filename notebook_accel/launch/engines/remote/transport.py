@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -71,9 +70,8 @@ class ProcessTransport(Transport):
         self._pipes = (process.stdin, process.stdout, process.stderr)
         self.pid = process.pid
         self.outgoing, self.incoming, self.errors = (pipe.fileno() for pipe in self._pipes)
-        if sys.platform != "win32":  # the engines refuse it
-            for pipe in self._pipes:
-                os.set_blocking(pipe.fileno(), False)
+        for pipe in self._pipes:
+            os.set_blocking(pipe.fileno(), False)
 
     @property
     def exitcode(self) -> int | None:

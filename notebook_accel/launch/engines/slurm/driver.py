@@ -150,8 +150,7 @@ def main(path: str) -> int:
     control = Control()
     stop, end = _Stop(folder, control), _End()
     signal.signal(signal.SIGTERM, end.note_signal)
-    if sys.platform != "win32":
-        signal.signal(signal.SIGUSR1, stop.note_signal)
+    signal.signal(signal.SIGUSR1, stop.note_signal)
     writer = Writer(folder.find_events(restarts))
     record = RunRecord()
     logs: list[LogFiles] = []

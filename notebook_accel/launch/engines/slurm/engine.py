@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,7 +33,7 @@ from .recording import FOLDER, LAUNCHED, Folder, Work
 from .submission import Wish
 
 _JOB: Final = "SLURM_JOB_ID"
-_BY_SLURM: Final = (-signal.SIGTERM, -signals.KILL)
+_BY_SLURM: Final = (-signal.SIGTERM, -signal.SIGKILL)
 _END_SECONDS: Final = 60.0  # sites give processes half a minute between SIGTERM and SIGKILL
 
 
@@ -66,8 +65,6 @@ class SlurmEngine(HostsEngine):
 
     def problems(self, job: Job) -> list[str]:
         """Return why SLURM cannot run it, a sentence each; what SLURM itself would refuse is asked for."""
-        if sys.platform == "win32":
-            return ["engine='slurm': it is not written for Windows"]
         if missing := command.find_missing():
             return [
                 f"engine='slurm': there is no program {missing!r} here: launch on a node of a SLURM cluster"
@@ -242,7 +239,7 @@ class SlurmWorkerGroup(HostsWorkerGroup):
         assert isinstance(plan.lender, SlurmNodes)
         self._lender = plan.lender
         self._limit = Control()
-        self._before_limit = StopAgreement(self.tell, attempt.record, self._limit)
+        self._before_limit = StopAgreement(self.tell, attempt.record.held, self._limit)
         self._notice = float(self._job.options["slurm_notice"])
 
     def on_look(self) -> None:

@@ -115,7 +115,7 @@ class Folder:
         except OSError as error:
             raise LaunchError(f"the folder of the run cannot be read: {error}") from None
         others = stat.S_IWGRP | stat.S_IWOTH
-        if sys.platform != "win32" and (found.st_uid != os.getuid() or found.st_mode & others):
+        if found.st_uid != os.getuid() or found.st_mode & others:
             raise LaunchError(f"{path} is not yours alone, and what is in it would be run: nothing is read")
 
     @classmethod
@@ -297,7 +297,7 @@ class Writer:
     """
 
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o600)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         self._waiting = bytearray()
         self._changing: dict[tuple[object, ...], Event] = {}
         self._began = self._synced = self._drawn = self._added = time.monotonic()

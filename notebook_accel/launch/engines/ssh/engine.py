@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
@@ -112,8 +111,6 @@ class SshEngine(HostsEngine):
 
     def _find_hosts(self, options: Mapping[str, Any]) -> tuple[list[Host], list[str]]:
         """Return the hosts of a launch, and why there are none."""
-        if sys.platform == "win32":
-            return [], ["engine='ssh': it is not written for Windows"]
         said, own = options.get("hosts"), self._hosts
         if said and own is not None:
             return [], ["hosts= is said to SshEngine and to the launch: say it once"]

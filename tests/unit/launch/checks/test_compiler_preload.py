@@ -177,8 +177,6 @@ def test_an_interrupt_comes_after_the_import() -> None:
         torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
         print("interrupted, whole")
     """
-    if sys.platform == "win32":
-        pytest.skip("Windows ends the process")
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=240
     )

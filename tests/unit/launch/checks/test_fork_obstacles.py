@@ -137,7 +137,7 @@ def test_a_launch_watches_where_torch_came_after_the_launcher() -> None:
 def test_open_device_files_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_obstacles.os, "listdir", lambda path: ["3"])
     monkeypatch.setattr(fork_obstacles.os, "readlink", lambda path: "/dev/nvidia-uvm")
-    assert fork_obstacles._find_open_devices() == [
+    assert fork_obstacles.find_open_devices() == [
         "CUDA was initialised by a library, or by counting devices, as torch.cuda.is_available() does"
     ]
     assert not torch.cuda.is_initialized()

@@ -16,6 +16,7 @@ from torch.distributed import TCPStore
 from notebook_accel import notebook_launcher
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import Ended, Event, Notice, Order, Phase, Result
+from notebook_accel.launch.agent.parent_state import ParentState
 from notebook_accel.launch.engines.attempts import GroupEngine, Wait
 from notebook_accel.launch.engines.base import Outcome
 from notebook_accel.launch.engines.nodes import stores
@@ -23,7 +24,6 @@ from notebook_accel.launch.job import Job
 from notebook_accel.launch.supervise.control import Control, StopAsked
 from notebook_accel.launch.supervise.local_group import LocalWorkerGroup
 from notebook_accel.launch.supervise.worker_group import Attempt, Member, WorkerGroup
-from notebook_accel.launch.transfer.parent_state import ParentState
 from notebook_accel.launch.transfer.shared_memory import SharedPickle
 from notebook_accel.launch.transfer.unpicklable import pack_job
 from notebook_accel.launch.worker import environment
@@ -242,7 +242,7 @@ def test_an_engine_of_one_file_launches_workers(capsys: pytest.CaptureFixture[st
         (10,),
         num_processes=2,
         engine=HereEngine(),
-        start_method="spawn",
+        start_method="fresh",
         max_restarts=1,
         returns="all",
         environment={"ACCELERATE_USE_CPU": "true"},

@@ -73,8 +73,8 @@ def test_an_engine_itself_can_be_given() -> None:
 
 
 def test_a_name_that_is_none_gets_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match=r"engine='elastik': choose among 'auto', .*did you mean 'elastic'"):
-        preflight.check(LaunchRequest(function=print, options={"engine": "elastik"}), "test")
+    with pytest.raises(ValueError, match=r"engine='lokal': choose among 'auto', .*did you mean 'local'"):
+        preflight.check(LaunchRequest(function=print, options={"engine": "lokal"}), "test")
     with pytest.raises(TypeError, match="engine=7: the name of an engine is needed"):
         preflight.check(LaunchRequest(function=print, options={"engine": 7}), "test")
     entries(monkeypatch, gone="no_such_module:Engine", odd="builtins:dict")

@@ -24,7 +24,7 @@ def find_ports() -> set[int]:
 
 def test_each_attempt_has_a_store_and_none_outlives_the_run() -> None:
     """Also where somebody keeps the error of the run, and with it the plan."""
-    job = replace(make_job(os.getpid), start_method="spawn")
+    job = replace(make_job(os.getpid), start_method="fresh")
     engine, before = LocalEngine(), find_ports()
     with engine.plan(job) as plan:
         for number in range(2):

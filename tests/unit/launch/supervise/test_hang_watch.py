@@ -19,7 +19,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Ranks:
-    """Rank 0, which answers where it is, and a watch of it."""
+    """Rank 0, which answers where it is, others that do not, and a watch of them."""
 
     def __init__(self, timeout: float) -> None:
         self.shown: list[Event] = []
@@ -27,18 +27,21 @@ class Ranks:
         self.signalled: list[int] = []
         self.answers = True
         self.watch = HangWatch(
-            timeout, self.tell, self.shown.extend, self.send_signal, self.states.__getitem__
+            timeout,
+            self.tell,
+            self.shown.extend,
+            self.send_signal,
+            self.states.__getitem__,
+            {}.get,  # type: ignore[arg-type]
         )
 
     def send_signal(self, rank: int, signum: int) -> None:
         self.signalled.append(rank)
 
     def tell(self, order: Order) -> None:
-        if not self.answers:
+        if not self.answers or order.rank:
             return
-        self.watch.take(
-            [StackReport(rank=0, time=order.time, call=0, collective="barrier", seconds=1.0, frames=())]
-        )
+        self.watch.take([StackReport(rank=0, time=order.time, collective="barrier", frames=())])
 
     def look(self) -> str:
         return self.watch.look({0: 100}, {0}, ()) or self.watch.look({0: 100}, {0}, ())
@@ -84,3 +87,17 @@ def test_writes_without_newline_are_news(clock: Clock) -> None:
     clock.now += 1
     ranks.watch.take([Unfinished(rank=0, time=clock.time(), stream="stdout", text="working")])
     assert ranks.watch.news > before
+
+
+def test_a_call_of_a_session_begins_anew(clock: Clock) -> None:
+    ranks = Ranks(20.0)
+    clock.now += 25
+    ranks.watch.begin()
+    assert not ranks.look()
+    clock.now += 25
+    assert "in barrier" in ranks.look()
+    clock.now += 25
+    assert not ranks.look(), "it is told once"
+    ranks.watch.begin()
+    clock.now += 25
+    assert "in barrier" in ranks.look()

@@ -1,25 +1,24 @@
-"""What is said of workers that fail before their function, or before any code of ours, runs."""
+"""The processes of workers on this machine: what joins them with this one, how they end, and what is said of that."""
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
+import signal
 import sys
-from multiprocessing import forkserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-import psutil
 import pytest
 
 from notebook_accel import notebook_launcher, runtime
-from notebook_accel.errors import LaunchError, WorkerExitedError
-from notebook_accel.launch.supervise import fork_server, local_group
-from notebook_accel.launch.supervise.control import Control, StopAsked
-from notebook_accel.launch.worker import early
-from tests.unit.jobs import make_job
-
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="output comes as events there")
+from notebook_accel.errors import WorkerExitedError
+from notebook_accel.launch.agent import client
+from notebook_accel.launch.supervise import local_group
+from notebook_accel.launch.supervise.local_group import _Fork, _Joint
 
 
 def shadow(folder: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,94 +30,122 @@ def shadow(folder: Path, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_that_dies_in_its_imports_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shadow(tmp_path, "torch", monkeypatch)
     cpu = {"ACCELERATE_USE_CPU": "true"}
+    client.end()  # the next one has that path
     try:
         with pytest.raises(
             WorkerExitedError, match="left with exit code 1 before its function began"
         ) as caught:
             notebook_launcher(
-                os.getpid, num_processes=2, start_method="spawn", environment=cpu, output="none", view="none"
+                os.getpid, num_processes=2, start_method="fresh", environment=cpu, output="none", view="none"
             )
     finally:
+        client.end()
         runtime.runs().clear()
     assert str(caught.value).endswith("NameError: name 'name_of_nothing' is not defined")
     assert f'"{tmp_path / "torch.py"}"' in str(caught.value)
 
 
-class Broken:
-    """What no process can make again."""
-
-    def __reduce__(self) -> tuple[object, tuple[str, ...]]:
-        return exec, ("name_of_nothing",)
-
-
-def test_a_worker_of_the_fork_server_is_heard_before_it_imports_what_it_needs() -> None:
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe(duplex=False)
-    worker = context.Process(target=early.run, args=(theirs, early.Sealed(print, Broken())))
-    worker.start()
-    theirs.close()
-    with open(ours.fileno(), closefd=False) as errors:
-        assert errors.read().endswith("NameError: name 'name_of_nothing' is not defined\n")
-    ours.close()
-    worker.join()
-    assert worker.exitcode == 1
-    worker.close()
+@contextmanager
+def forked(target: Callable[..., object] = signal.pause, *args: Any) -> Iterator[Any]:
+    process = multiprocessing.get_context("fork").Process(target=target, args=args)
+    process.start()
+    try:
+        yield process
+    finally:
+        with suppress(ValueError):  # it is closed
+            process.kill()
+            process.join()
 
 
-def test_a_fork_server_that_ended_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shadow(tmp_path, "shadowed", monkeypatch)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["os", "shadowed"])
-    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", None)
-    said = pytest.raises(LaunchError, match=r"(?s)fork server.* has ended; its imports fail.*name_of_nothing")
-    job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
-    with said, fork_server.explain_end(job, Control().check):
-        raise EOFError
-    forked = dataclasses.replace(job, start_method="fork")
-    with pytest.raises(EOFError), fork_server.explain_end(forked, Control().check):
-        raise EOFError
+def wait_for(process: Any) -> None:
+    """Wait until a process has ended; its code is there for others."""
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
-def test_a_stop_does_not_wait_until_it_is_known_why_the_fork_server_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What it imports may take a minute."""
-    began = tmp_path / "began"
-    (tmp_path / "slow.py").write_text(f"open({str(began)!r}, 'x')\nimport time; time.sleep(1000)\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(forkserver._forkserver, "_preload_modules", ["slow"])
-    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", None)
-    control = Control()
-    job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
-
-    def check() -> None:
-        if began.exists():
-            control.stop(0.5)
-        control.check()
-
-    before = psutil.Process().children()
-    with pytest.raises(StopAsked), fork_server.explain_end(job, check):
-        raise EOFError
-    assert set(psutil.Process().children()) <= set(before)
+@pytest.fixture(params=[True, False], ids=["pidfd", "an old system"])
+def _descriptors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
 
 
-def test_a_worker_that_is_killed_as_it_is_forked_is_not_taken_for_its_server(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(forkserver._forkserver, "_forkserver_pid", os.getpid())
-    job = dataclasses.replace(make_job(os.getpid), start_method="forkserver")
-    said = pytest.raises(LaunchError, match="a worker ended before it began: something has killed it")
-    with said, fork_server.explain_end(job, Control().check):
-        raise BrokenPipeError
+@pytest.mark.usefixtures("_descriptors")
+def test_the_exit_code_of_a_fork() -> None:
+    with forked(os._exit, 3) as process:
+        fork = _Fork(process)
+        wait_for(process)
+        assert fork.look() and fork.exitcode == 3
+        fork.close()
 
 
-def test_this_process_keeps_its_own_errors(capfd: pytest.CaptureFixture[str]) -> None:
-    reading, writing = multiprocessing.Pipe(duplex=False)
-    with local_group._hear_errors(writing):
-        os.write(2, b"the worker's\n")
-    os.write(2, b"ours\n")
-    writing.close()
-    with open(reading.fileno(), closefd=False) as errors:
-        assert errors.read() == "the worker's\n"
-    reading.close()
-    assert capfd.readouterr().err == "ours\n"
+@pytest.mark.usefixtures("_descriptors")
+def test_a_fork_for_which_other_code_has_waited() -> None:
+    with forked() as process:
+        fork = _Fork(process)
+        assert not fork.look()
+        process.kill()
+        os.waitpid(process.pid, 0)
+        assert fork.look() and fork.exitcode is None
+        fork.close()
+
+
+@pytest.mark.usefixtures("_descriptors")
+def test_a_fork_that_ends_as_one_looks_has_its_code() -> None:
+    with forked() as process:
+
+        class Ending:
+            """Ends once its code was looked for."""
+
+            pid, sentinel, close = process.pid, process.sentinel, process.close
+
+            @property
+            def exitcode(self) -> int | None:
+                if (code := process.exitcode) is None:
+                    process.kill()
+                    wait_for(process)
+                return code  # type: ignore[no-any-return]
+
+        fork = _Fork(Ending())
+        assert not fork.look()
+        assert fork.look() and fork.exitcode == -signal.SIGKILL
+        fork.close()
+
+
+def list_open() -> set[int]:
+    names = os.listdir("/dev/fd")  # that of the list itself is closed by now
+    return {int(name) for name in names if os.path.exists(f"/dev/fd/{name}")}
+
+
+def test_a_worker_keeps_its_own_ends_and_other_processes_none() -> None:
+    before = list_open()
+    first, second = _Joint(), _Joint()
+    everything = list_open() - before
+    assert {*first.filenos(), *second.filenos()} == everything and len(everything) == 16
+    found: list[int] = []
+    with first.forking():
+        own = everything - {*first.filenos(), *second.filenos()}
+        other = threading.Thread(target=lambda: found.extend(first.filenos()))
+        other.start()
+        other.join()
+    theirs = first.theirs
+    ends = {theirs.events.fileno(), theirs.stdout.fileno(), theirs.stderr.fileno(), theirs.lifeline}
+    assert own == ends and set(found) == everything - set(second.filenos()), "another thread forks no worker"
+    first.close_theirs()
+    second.close()
+    assert list_open() - before == set(first.filenos()) == everything - ends - (everything - set(found))
+    first.close()
+    assert list_open() == before and not {first, second} & set(runtime.owners())
+
+
+def test_nothing_stays_open_of_what_cannot_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, made = list_open(), iter([local_group.Pipe, local_group.Pipe])
+
+    def make(duplex: bool) -> object:
+        pipe = next(made, None)
+        if pipe is None:
+            raise OSError(24, "Too many open files")
+        return pipe(duplex)
+
+    monkeypatch.setattr(local_group, "Pipe", make)
+    with pytest.raises(OSError, match="Too many"):
+        _Joint()
+    assert list_open() == before

@@ -23,7 +23,7 @@ class Ranks:
         self.told: list[Order] = []
         self.record = RunRecord()
         self.control = Control()
-        self.agreement = StopAgreement(self.told.append, self.record, self.control)
+        self.agreement = StopAgreement(self.told.append, self.record.held, self.control)
 
     def is_due(self, after: float = 0.0, *, is_saving: bool = False) -> bool:
         self.clock.now += after
@@ -110,7 +110,7 @@ class Others:
 @pytest.fixture
 def others(ranks: Ranks) -> Others:
     made = Others()
-    ranks.agreement = StopAgreement(ranks.told.append, ranks.record, ranks.control, made.share)
+    ranks.agreement = StopAgreement(ranks.told.append, ranks.record.held, ranks.control, made.share)
     return made
 
 

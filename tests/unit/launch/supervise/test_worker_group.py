@@ -27,11 +27,12 @@ from notebook_accel.events import (
     StopOrder,
     WriteOrder,
 )
-from notebook_accel.launch import signals
 from notebook_accel.launch.supervise import worker_group
 from notebook_accel.launch.supervise.control import Control
 from notebook_accel.launch.supervise.worker_group import Attempt, Member, WorkerGroup
+from notebook_accel.launch.transfer.failures import make_exit_error
 from notebook_accel.stream.record import RunRecord
+from tests.unit.clock import Clock
 from tests.unit.jobs import make_job
 
 Answer = Callable[[Order], Sequence[Event]]
@@ -68,7 +69,7 @@ class ScriptedGroup(WorkerGroup[Member]):
     def tell(self, order: Order) -> None:
         self.orders.append(order)
         self.say(*self._answer(order))
-        if isinstance(order, SignalOrder) and order.signum == signals.KILL:
+        if isinstance(order, SignalOrder) and order.signum == signal.SIGKILL:
             self.say(ended(order.rank, -9))
 
     def receive(self, timeout: float) -> Sequence[Event]:
@@ -142,7 +143,7 @@ def test_after_a_failure_the_others_are_ended(group: ScriptedGroup) -> None:
     assert isinstance(group.orders[0], WriteOrder) and group.orders[0].rank == 1, (
         "what it has printed is kept"
     )
-    assert group.signals_sent == [(1, signal.SIGTERM), (1, signals.KILL)]
+    assert group.signals_sent == [(1, signal.SIGTERM), (1, signal.SIGKILL)]
     assert group.stopped_ranks == {1} and not group.is_running
     assert [each.rank for each in group.record.failures] == [0], "the one that was ended has not failed"
 
@@ -237,14 +238,46 @@ def test_who_ends_after_the_signal_is_not_killed() -> None:
 
 def test_without_grace_workers_are_killed_at_once(group: ScriptedGroup) -> None:
     group.stop(0.0)
-    assert group.signals_sent == [(0, signals.KILL), (1, signals.KILL)] and not group.is_running
+    assert group.signals_sent == [(0, signal.SIGKILL), (1, signal.SIGKILL)] and not group.is_running
+
+
+@pytest.mark.parametrize("exitcode", [-9, None])
+def test_a_worker_that_is_killed_alone_fails_for_the_cause_that_is_given(
+    group: ScriptedGroup, exitcode: int | None
+) -> None:
+    group.kill(1, "it was in the way")
+    group.receive(0.0)
+    group.note_end(group.list_running()[1], exitcode, time.time())
+    assert [member.rank for member in group.list_running()] == [0]
+    (found,) = group.record.failures
+    assert str(make_exit_error(found)) == "rank 1 (process 101) was ended by SIGKILL: it was in the way"
+
+
+@pytest.mark.parametrize(("saves", "seconds"), [(False, 3), (True, 13)])
+def test_who_leaves_has_time_for_a_checkpoint(
+    group: ScriptedGroup, monkeypatch: pytest.MonkeyPatch, saves: bool, seconds: int
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(worker_group, "time", clock)
+    began = clock.now
+
+    def receive(timeout: float) -> Sequence[Event]:
+        clock.now += 1
+        return [saving(rank, is_over=True) for rank in range(2)] if saves and clock.now == began + 11 else []
+
+    if saves:
+        group.say(saving(0), saving(1))
+        group.poll(0.0)
+    monkeypatch.setattr(group, "receive", receive)
+    group.wait_for_leaving(3.0)
+    assert clock.now - began == seconds and group.is_running and not group.signals_sent
 
 
 def test_a_lost_worker_ends_the_others_and_says_what_became_of_it(group: ScriptedGroup) -> None:
     group.cut_off(1)
     assert group.watch() == "failed"
     assert [(each.rank, each.lost) for each in group.record.failures] == [(1, "rank 1 is cut off")]
-    assert group.signals_sent == [(0, signal.SIGTERM), (0, signals.KILL)] and group.stopped_ranks == {0}
+    assert group.signals_sent == [(0, signal.SIGTERM), (0, signal.SIGKILL)] and group.stopped_ranks == {0}
 
 
 def test_who_is_lost_while_it_is_ended_is_no_failure(group: ScriptedGroup) -> None:
@@ -277,7 +310,7 @@ def test_a_hang_is_reported_and_ends_the_run_where_it_shall(on_hang: str) -> Non
     def answer(order: Order) -> Sequence[Event]:
         if not isinstance(order, StackOrder):
             return []
-        return [StackReport(rank=order.rank, time=order.time, collective="barrier", seconds=1.0, frames=())]
+        return [StackReport(rank=order.rank, time=order.time, collective="barrier", frames=())]
 
     group = ScriptedGroup(answer, hang_timeout=0.05, on_hang=on_hang)
     group.start()

@@ -99,9 +99,7 @@ def test_tied_weights_stay_tied() -> None:
 def test_a_segment_is_private_to_each_that_opens_it() -> None:
     array = np.zeros(10_000)
     segment = SharedPickle(pack((array, torch.zeros(5), "text")))
-    twin = SharedPickle.__new__(SharedPickle)
-    twin.__dict__ = segment.__dict__ | {"_memory": object.__new__(type(segment._memory))}
-    twin._memory.__dict__ = segment._memory.__dict__ | {"_fds": [os.dup(segment._memory.fileno())]}
+    twin = SharedPickle.from_filenos(segment.layout, [os.dup(fd) for fd in segment.filenos()])
     first, tensor, text = segment.open()
     first[0] = 1
     tensor[0] = 1
@@ -109,12 +107,11 @@ def test_a_segment_is_private_to_each_that_opens_it() -> None:
     assert text == "text" and second[0] == 0 and other[0] == 0 and first[0] == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there the memory has a name")
 def test_memory_that_cannot_be_written_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    monkeypatch.setattr("mmap.mmap" if sys.platform == "win32" else "os.pwrite", fail)
+    monkeypatch.setattr("os.pwrite", fail)
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
     with pytest.raises(
         LaunchError, match=r"bytes, for which .* no shared memory: .*; raise the limit on memory"
@@ -181,6 +178,14 @@ def test_code_keeps_the_name_of_its_cell() -> None:
     codes = [arrived.__code__, *(function.__code__ for function in arrived())]
     assert [code.co_filename for code in codes] == ["/tmp/ipykernel_1/cell.py"] * 3
     assert [code.co_firstlineno for code in codes] == [1, 2, 4]
+
+
+def test_a_module_of_a_class_of_its_own_is_imported_where_it_arrives() -> None:
+    def set_up() -> None:  # cloudpickle sends the modules that such a line uses
+        torch.backends.cudnn.benchmark = True
+
+    set_up.__module__ = "__main__"
+    assert b"torch.backends.cudnn" in pack(set_up).data
 
 
 def test_a_class_of_main_is_the_receivers_own(monkeypatch: pytest.MonkeyPatch) -> None:

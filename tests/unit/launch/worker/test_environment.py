@@ -20,7 +20,6 @@ from tests.unit.jobs import make_job
         (True, {}, None),
         (False, {}, "2000"),
         (False, {"TORCH_FR_BUFFER_SIZE": "7"}, "7"),
-        (False, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}, None),
     ],
 )
 def test_old_versions_of_torch_record_collectives_unless_the_user_says_how_many(

@@ -17,7 +17,6 @@ import torch.distributed as dist
 from notebook_accel import probes
 from notebook_accel.launch.worker.flight_recorder import read_recorder
 from notebook_accel.launch.worker.order_listener import report_stack
-from notebook_accel.launch.worker.stacks import StackWatch
 
 
 def _entry(name: str, number: int, *, is_over: bool = False) -> dict[str, Any]:
@@ -66,20 +65,20 @@ def test_where_nothing_waits_the_last_of_both_is_read(monkeypatch: pytest.Monkey
 
 def test_a_thread_that_reads_the_result_of_a_collective_waits_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """As `all_reduce(tensor); tensor.item()` does with NCCL."""
-    stacks = StackWatch(threading.get_ident())
+    thread = threading.get_ident()
     _set_recorders(monkeypatch, nccl=[_entry("nccl:all_reduce", 1)])
-    report = report_stack(stacks, rank=1, time=0.0, call=3)
-    assert (report.collective, report.call, report.rank) == ("all_reduce", 3, 1)
+    report = report_stack(thread, rank=1, time=0.0)
+    assert (report.collective, report.rank) == ("all_reduce", 1)
     _set_recorders(monkeypatch, nccl=[_entry("nccl:all_reduce", 1, is_over=True)])
-    assert report_stack(stacks, rank=1, time=0.0).collective == ""
+    assert report_stack(thread, rank=1, time=0.0).collective == ""
 
 
 def test_what_began_before_a_call_of_a_session_is_none_of_its_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its group was replaced, because ranks disagreed about it: it never ends."""
-    stacks = StackWatch(threading.get_ident())
+    thread = threading.get_ident()
     _set_recorders(monkeypatch, fr=[_entry("gloo:all_reduce", 7)])
-    assert report_stack(stacks, rank=0, time=0.0, since_ns=7).collective == "all_reduce"
-    assert report_stack(stacks, rank=0, time=0.0, since_ns=8).collective == ""
+    assert report_stack(thread, rank=0, time=0.0, since_ns=7).collective == "all_reduce"
+    assert report_stack(thread, rank=0, time=0.0, since_ns=8).collective == ""
 
 
 @pytest.mark.skipif(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import types
 from typing import Any
 
-import pytest
-
 import notebook_accel.comm.base  # noqa: F401 - which a process that is in a collective has imported
-from notebook_accel.launch.worker.stacks import BACKWARD, StackWatch, find_collective
-from tests.unit.clock import Clock, wait_in
+from notebook_accel.launch.worker.stacks import BACKWARD, describe_users_frames, find_collective, read_stack
+from tests.unit.clock import wait_in
 
 
-def test_a_thread_that_stands_still_is_seen_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr("notebook_accel.launch.worker.stacks.time", clock)
+def test_the_frames_of_a_thread_are_read_from_outside() -> None:
     go = threading.Event()
 
     def stand() -> None:
@@ -26,40 +20,12 @@ def test_a_thread_that_stands_still_is_seen_to(monkeypatch: pytest.MonkeyPatch) 
     thread = threading.Thread(target=stand)
     thread.start()
     assert thread.ident is not None
-    looker = StackWatch(thread.ident)
     wait_in(thread, "wait")
-    while looker.look().seconds == 0:  # it may still be on its way to the lock
-        clock.now += 1
-    clock.now += 10
-    seen = looker.look()
+    stack = read_stack(thread.ident)
     go.set()
     thread.join()
-    assert seen.seconds > 10
-    assert "stand" in [frame.name for frame in seen.frames] and seen.collective == ""
-
-
-def test_at_its_end_a_process_is_where_the_thread_is_that_it_waits_for() -> None:
-    """Its main thread waits in `threading._shutdown`, which is no code of the user's."""
-    program = """
-import threading
-from notebook_accel.launch.worker.stacks import StackWatch
-go = threading.Event()
-def linger():
-    go.wait(60)
-def look():
-    watch = StackWatch(threading.main_thread().ident)
-    while "linger" not in (names := [frame.name for frame in watch.look().frames]):
-        pass
-    print(names, flush=True)
-    go.set()
-threading.Thread(target=linger).start()
-threading.Thread(target=look, daemon=True).start()
-threading._shutdown()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "'linger', 'wait'" in done.stdout, done.stderr
+    assert "stand" in [frame.name for frame in describe_users_frames(stack)] and find_collective(stack) == ""
+    assert read_stack(thread.ident) == []
 
 
 def test_collectives_are_known_by_their_outermost_function() -> None:

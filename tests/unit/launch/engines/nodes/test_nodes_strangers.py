@@ -34,7 +34,7 @@ from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, 
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
 from notebook_accel.launch.job import Job, Rendezvous
-from notebook_accel.trust import connecting, plain, proof
+from notebook_accel.trust import plain, proof
 from notebook_accel.trust.proof import Answer, Challenge, ProofError
 from notebook_accel.trust.secret import Trust
 from tests.ports import free_port
@@ -178,14 +178,13 @@ def test_a_node_loads_no_pickle_of_a_false_coordinator(hostile: bytes) -> None:
         serving.join()
 
 
-def test_another_secret_and_a_recorded_proof_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connecting, "_PAUSE_SECONDS", PATIENCE_S)  # one attempt, and a patient one
+def test_another_secret_and_a_recorded_proof_are_refused() -> None:
     meeting = Meeting(SECRET)
     key = meeting.trust.derive_key(TOKEN)
     with meeting.stack:
         for wrong in (TOKEN, Trust("another secret, as long").derive_key(TOKEN)):
             with pytest.raises(ProofError):
-                connecting.connect(meeting.where, wrong, messages.PURPOSE, timeout=0.2)
+                proof.connect(meeting.where, wrong, messages.PURPOSE, timeout=PATIENCE_S)
         with socket.create_connection(meeting.where) as first:
             answer = Answer(key, messages.PURPOSE, first.recv(proof.GREETING_BYTES))
             first.sendall(answer.content)

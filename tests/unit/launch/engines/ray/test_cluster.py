@@ -38,7 +38,7 @@ def test_a_ray_that_starts_here_has_room_for_its_sockets(
 def test_a_folder_that_the_user_named_is_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **options: None))  # type: ignore[arg-type]
     monkeypatch.setenv("RAY_TMPDIR", "/r")
-    monkeypatch.setattr(cluster.socket_folder, "find_folder", lambda length: pytest.fail("it was looked for"))
+    monkeypatch.setattr(cluster.leftovers, "find_folder", lambda length: pytest.fail("it was looked for"))
     cluster._init("local")
 
 

@@ -47,7 +47,7 @@ def test_a_process_is_told_with_its_host(machines: list[str], node: str) -> None
     rank = 2 * len(machines) - 1
     group = make_group(*links)
     failure = Failure(rank=rank, time=1.0, pid=7, exitcode=-9)
-    call = CallEnd(rank=rank, time=1.0, call=1, outcome=failure, positions=None)
+    call = CallEnd(rank=rank, time=1.0, call=1, outcome=failure, collectives=None)
     told = [group._adapt(failure, links[-1]), group._adapt(call, links[-1]).outcome]
     who = f"rank {rank} ({f'on {node}, ' if node else ''}process 7)"
     for each in told:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import select
-import sys
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -34,7 +33,6 @@ class Shell(CommandClient):
         return said[-1] if said else ""
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell")
 @pytest.mark.parametrize(
     ("commands", "told"),
     [

@@ -21,7 +21,7 @@ def test_memory_that_nobody_may_write_to_goes_on() -> None:
     result = Result(rank=0, time=0.0, value=b"v", buffers=[part])
     passed = pass_twice(result)
     assert isinstance(passed, Result) and bytes(passed.buffers[0]) == b"abc"  # type: ignore[arg-type]
-    end = pass_twice(CallEnd(rank=0, time=0.0, call=1, outcome=result, positions=None))
+    end = pass_twice(CallEnd(rank=0, time=0.0, call=1, outcome=result, collectives=None))
     assert isinstance(end, CallEnd) and isinstance(end.outcome, Result)
     assert bytes(end.outcome.buffers[0]) == b"abc"  # type: ignore[arg-type]
     order = CallOrder(rank=0, time=0.0, call=1, work=part, buffers=[part], sends_value=True)

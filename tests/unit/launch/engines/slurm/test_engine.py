@@ -60,7 +60,7 @@ def make_group(allocation: FakeAllocation | None, count: int, *said: str) -> Any
     group._job, group._record, group._control = make_job(os.getpid), RunRecord(), Control()
     group._delivery = Delivery(group._record.apply_all, group._record)
     group._lender = SimpleNamespace(allocation=allocation)
-    group.stopped_ranks, group.tell = set(), lambda order: None
+    group.stopped_ranks, group.killed, group.tell = set(), {}, lambda order: None
     link: Any = FakeLink(*said)
     group._links = [link]
     group._ranks, group._machine = {link: range(count)}, "here"

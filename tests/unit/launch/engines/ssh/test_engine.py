@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from notebook_accel import notebook_launcher, runtime
+from notebook_accel.errors import WorkerKilledError
 from notebook_accel.launch.engines.remote import packets
 from notebook_accel.launch.engines.ssh.engine import SshEngine
 
@@ -62,6 +65,40 @@ def test_that_hosts_stay_warm_is_told_once(engine: SshEngine, capsys: pytest.Cap
     assert second.endswith("by ssh: one (1), two (1).")
 
 
+def test_ranks_end_with_the_process_that_started_them(engine: SshEngine) -> None:
+    """The next launch finds another one."""
+
+    def kill() -> None:
+        if os.environ["RANK"] == "1":
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+
+    with pytest.raises(WorkerKilledError, match=r"rank 1 .*SIGKILL"):
+        launch(kill, engine)
+    assert launch(os.getcwd, engine) == os.getcwd()
+
+
+def test_what_a_killed_rank_has_forked_is_asked_to_end(engine: SshEngine, tmp_path: Path) -> None:
+    def leave_child(ready: Path, asked: Path) -> None:
+        if os.environ["RANK"] == "0":
+            time.sleep(1000)
+        if os.fork() == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            ready.touch()
+            signal.sigwait({signal.SIGTERM})
+            time.sleep(0.2)
+            asked.touch()
+            os._exit(0)
+        while not ready.exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    asked = tmp_path / "asked"
+    with pytest.raises(WorkerKilledError, match=r"rank 1 .*SIGKILL"):
+        launch(leave_child, engine, tmp_path / "ready", asked)
+    assert asked.exists()
+
+
 @pytest.mark.parametrize(
     ("given", "more", "text"),
     [
@@ -99,12 +136,7 @@ def test_hosts_that_are_down_are_told(engine: SshEngine) -> None:
 
 
 def test_hosts_are_for_ssh_alone() -> None:
-    with pytest.raises(ValueError, match="with engine='elastic': it is for engine='ssh'"):
-        notebook_launcher(print, hosts=["one"], engine="elastic")
+    with pytest.raises(ValueError, match="with engine='local': it is for engine='ssh'"):
+        notebook_launcher(print, hosts=["one"], engine="local")
     with pytest.raises(ValueError, match="hosts has 'one' 2 times"):
         SshEngine(["one", "one"])
-
-
-def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "win32")
-    assert SshEngine(["one"])._find_hosts({})[1] == ["engine='ssh': it is not written for Windows"]
