@@ -92,6 +92,7 @@ def notebook_launcher(
     slurm_keep: float = 120.0,
     slurm_notice: float = 120.0,
     detach: bool = False,
+    name: str | None = None,
     tpu_mode: Literal["process", "spmd"] = "process",
     secret: str | os.PathLike[str] | None = None,
 ) -> Any:
@@ -162,8 +163,9 @@ def notebook_launcher(
         slurm_keep: seconds that a job's nodes stay for the next launch after a run. They cost meanwhile. 0 ends the job
             with the run.
         slurm_notice: seconds before a job's time limit at which `accelerator.should_stop` turns true.
-        detach: under SLURM, whether the job goes on when the cell is interrupted or the notebook ends. `attach` shows
-            it again and gives its value, in any notebook of the cluster. `run.stop()` and Stop end it as usual.
+        detach: whether the run goes on when the cell is interrupted or the notebook ends: on this machine, or as a job
+            of SLURM. `attach` shows it again and gives its value, in any notebook. `run.stop()` and Stop end it.
+        name: how the run is called where it is shown, and by `attach`. None is the name of the function.
         tpu_mode: `process` is one process for each TPU chip. `spmd` is one process that uses all chips: this process,
             if it has not used the TPU in another way.
         secret: what the nodes of a run prove to each other, the same on all of them: a text, or the `Path` of a file
@@ -237,7 +239,7 @@ def runs() -> RunList:
 
 
 def attach(
-    job: int | str | None = None,
+    run: int | str | None = None,
     *,
     block: bool = True,
     output: Literal["all", "first", "none"] | Collection[int] = "all",
@@ -250,7 +252,8 @@ def attach(
     end, and from several notebooks at once.
 
     Args:
-        job: number of the job of SLURM; None is the one that was launched last.
+        run: its number, that of its job of SLURM, or its name, of which the newest run counts; None is the one that was
+            launched last.
         block: see `notebook_launcher`, as for the others.
         output: see `block`.
         log_line_prefix_template: see `block`.
@@ -260,7 +263,7 @@ def attach(
         What the launch would have returned; with `block=False` a `Run`.
 
     Raises:
-        LaunchError: nothing is known of the job, or it has ended without a word of its ranks.
+        LaunchError: nothing is known of the run, or it is lost: it has ended without a word of its ranks.
         ValueError, TypeError: an argument is wrong.
         BaseException: what `notebook_launcher` raises.
     """
@@ -268,7 +271,7 @@ def attach(
     __tracebackhide__ = True
     from .launch import attaching
 
-    found, engine, start = attaching.find(job, {"block": block, **shown})
+    found, engine, start = attaching.find(run, {"block": block, **shown})
     return _open(found, engine, start)
 
 

@@ -19,6 +19,8 @@ INTERRUPTED: Final = 130
 COMMANDS: Final = {
     "config": "Write or change a config file.",
     "launch": "Run a script, a module or a notebook on several processes.",
+    "attach": "Show a run that outlives its notebook.",
+    "runs": "List the runs that outlive their notebooks.",
     "env": "Show what a bug report should say about this machine.",
     "test": "Try out whether launches work on this machine.",
     "estimate-memory": "Show how much memory a model needs to be loaded and trained.",

@@ -313,13 +313,21 @@ class LaunchOptions(Rows):
     )
     detach: bool = option(
         False,
-        "The job goes on when the notebook ends; `notebook_accel.attach` shows it again.",
+        "The run goes on when the notebook ends; `notebook_accel.attach` shows it again.",
         launches="notebooks",
-        when={"engine": ("slurm",)},
+        when={"engine": ("local", "slurm")},
         file=False,
         expert=True,
-        engines=("slurm",),
+        engines=("local", "slurm"),
         argument=Argument(),
+    )
+    name: str | None = option(
+        None,
+        "How the run is called where it is shown, and by `notebook_accel.attach`. None is the function's name.",
+        launches="notebooks",
+        file=False,
+        expert=True,
+        argument=Argument(check=checks.check_optional(checks.check_name)),
     )
     tpu_mode: TpuMode = option(
         "process",

@@ -2,52 +2,54 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from ..config import argument_checks, arguments
+from ..errors import LaunchError
 from .checks.problems import raise_all
 from .durations import Start
 from .engines import base
 from .engines.base import Engine
-from .engines.slurm import naming, recording
+from .engines.detached import folder as detached
+from .engines.detached.folder import FOLDER, LAUNCHED, Folder
+from .engines.slurm import naming
+from .engines.slurm.job_folder import JobFolder, find_root
 from .job import Job
 
 _CALLER: Final = "attach"
 _PREFIX: Final = "log_line_prefix_template"
+_MOST_TOLD: Final = 10
 
 
-def find(job: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
-    """Return what a job runs, the engine that watches it, and when it was launched.
+def find(run: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
+    """Return what a run that was launched with `detach=True` runs, the engine that watches it, and its launch.
 
     Args:
-        job: number of the job of SLURM; None is the one that was launched last.
+        run: its number, that of its job of SLURM, or its name; None is the one that was launched last.
         options: arguments of `attach` by their names at `notebook_launcher`; None is what the launch has.
 
     Raises:
         ValueError, TypeError: an argument is wrong.
-        LaunchError: nothing is known of the job.
+        LaunchError: nothing is known of the run.
     """
     __tracebackhide__ = True
     given = {name: value for name, value in options.items() if (name, value) != (_PREFIX, None)}
     wrong = argument_checks.find_problems(arguments.checks(), {**arguments.defaults(), **given}, {})
     problems = [problem for found in wrong.values() for problem in found]
-    job_id = str(job).strip()
-    is_number = not isinstance(job, (bool, float)) and job_id.isascii() and job_id.isdecimal()
-    if job is not None and not is_number:
-        problems.insert(0, ValueError(f"job={job!r}: the number of a job is needed"))
+    if run is not None and (isinstance(run, bool) or not isinstance(run, (int, str)) or not str(run).strip()):
+        problems.insert(0, ValueError(f"run={run!r}: the number or the name of a run is needed"))
     raise_all(problems, _CALLER)
     try:
-        return _find(job, job_id, options)
+        return _find(None if run is None else str(run).strip(), options)
     except KeyboardInterrupt:  # without our own frames: SLURM may take long to answer
         raise KeyboardInterrupt(f"{_CALLER}: the run goes on, if it has not ended") from None
 
 
-def _find(job: Any, job_id: str, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
-    cluster = naming.find_cluster()
-    job_id = naming.find_newest(cluster) if job is None else job_id
-    folder = naming.find(job_id, cluster)
+def _find(run: str | None, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
+    folder, place = _find_folder(run)
     folder.install_cells()
     recorded = folder.read_job()
     found = replace(
@@ -56,6 +58,70 @@ def _find(job: Any, job_id: str, options: Mapping[str, Any]) -> tuple[Job, Engin
         view=options["view"],
         output=options["output"],
         prefix=options[_PREFIX] or recorded.prefix,
-        options={**recorded.options, "detach": job_id, recording.FOLDER: folder},
+        options={**recorded.options, "detach": place, FOLDER: folder},
     )
-    return found, base.find(found.engine), Start.at(found.options[recording.LAUNCHED])
+    return found, base.find(found.engine), Start.at(found.options[LAUNCHED])
+
+
+def _find_folder(run: str | None) -> tuple[Folder, str]:
+    """Return the folder of a run, and its number or that of its job."""
+    found: list[tuple[float, Folder, str]] = []
+    problem: LaunchError | None = None
+    for folder in detached.list_local():
+        told, number = folder.tell(), folder.path.name
+        if run is None or run == (number if run.isdecimal() else told.get("name")):
+            found.append((folder.launched, folder, number))
+    if _has_jobs():
+        try:
+            job_folder, job_id = naming.find_job(run)
+            found.append((job_folder.launched, job_folder, job_id))
+        except LaunchError as error:
+            problem = error
+    if run is not None and run.isdecimal() and len(found) > 1:
+        raise LaunchError(
+            f"{run} is the number of a run on this machine and of a job of SLURM: attach to it by its name"
+        )
+    if found:
+        return max(found, key=lambda each: each[0])[1:]
+    raise LaunchError(_describe_absence(run) + (f"; of SLURM: {problem}" if problem is not None else ""))
+
+
+def _has_jobs() -> bool:
+    """Return whether jobs of SLURM are known, so that it is to be asked."""
+    return find_root().is_dir()
+
+
+def _describe_absence(run: str | None) -> str:
+    known = [f"{each.path.name} ({each.tell().get('name')})" for each in detached.list_local()]
+    there = f"there are {', '.join(known[-_MOST_TOLD:])}" if known else "there is none"
+    which = "no run" if run is None else f"no run {run}"
+    return f"{which} is known in {detached.find_state()}, {there}: launch one with detach=True"
+
+
+def list_runs() -> list[dict[str, str]]:
+    """Return what is known of all runs that were launched with `detach=True`, oldest first: texts by heading."""
+    rows: list[tuple[float, dict[str, str]]] = []
+    folders: list[tuple[Folder, str]] = [(each, each.path.name) for each in detached.list_local()]
+    folders += [(each, f"job {job_id}") for each, job_id in naming.list_jobs()] if _has_jobs() else []
+    for folder, number in folders:
+        told = folder.tell()
+        if isinstance(folder, JobFolder):
+            end = folder.read_end()
+            status, where = ("submitted" if end is None else end[0]), str(told.get("cluster", ""))
+        else:
+            status, where = detached.describe_status(folder), str(told.get("host", ""))
+        row = {
+            "run": number,
+            "name": str(told.get("name", "?")),
+            "status": status,
+            "processes": str(told.get("processes", "?")),
+            "where": where,
+            "launched": time.strftime("%Y-%m-%d %H:%M", time.localtime(folder.launched)),
+        }
+        rows.append((folder.launched, row))
+    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+
+
+def prune() -> list[str]:
+    """Remove all runs on machines that are over; return which they were."""
+    return [f"run {folder.path.name}" for folder in detached.prune(0.0)]

@@ -116,7 +116,7 @@ def resolve(request: LaunchRequest, caller: str) -> tuple[Job, Engine]:
     job = Job(
         function=request.function,
         args=tuple(request.args),
-        name=_get_name(request.function),
+        name=options["name"] or _get_name(request.function),
         engine=engine.name,
         local_world_size=count,
         device_kind=engine.device_kind or machine.kind,
@@ -340,6 +340,7 @@ def _needs_workers(
         or rendezvous.min_nodes > 0
         or any(name in environment and environ.flag_in(environment, name) for name in _LIBRARIES)
         or not options["block"]
+        or options["detach"]
         or request.serve is not None
         or options["log_dir"] is not None
         or options["on_hang"] == "raise"

@@ -16,6 +16,7 @@ from .. import devices, environ, probes, runtime, tpu
 from ..errors import LaunchError
 from .durations import Start
 from .engines.base import Engine
+from .engines.detached.folder import find_holders
 from .job import Job
 from .run import MakeSink, Run
 
@@ -126,14 +127,14 @@ def reserve_devices(job: Job) -> Job:
     ids = _split_ids(by_user) or _split_ids(outer) or [str(number) for number in range(present)]
     needed = present if job.tpu_mode == "spmd" else job.local_world_size
     living = [*(run for run in runtime.runs() if not run.is_over), *sessions()]
-    holders = {device: holder for holder in living for device in holder.job.holds}
+    holders = {**find_holders(), **{device: repr(each) for each in living for device in each.job.holds}}
     if by_user is not None or not job.distributed or kind.visible is None:
         usable = ids[:needed]  # by the user, or the first ones: this process sees all
     else:
         usable = ids
     free = [device for device in usable if device not in holders]
     if len(free) < needed:
-        held = "; ".join(f"{device} by {holders[device]!r}" for device in usable if device in holders)
+        held = "; ".join(f"{device} by {holders[device]}" for device in usable if device in holders)
         raise LaunchError(
             f"{job.name} needs {needed} {kind.label if needed == 1 else kind.plural}, and "
             f"{len(free) or 'none'} of {', '.join(usable)} {'is' if len(free) == 1 else 'are'} free ({held}): wait for "

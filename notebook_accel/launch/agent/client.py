@@ -92,15 +92,16 @@ class AgentWorker:
         os.close(self._status)
 
 
+Begin = Callable[[int, int, int], int]
+"""Starts the process of an agent, with its log, its connection and the end of its lifeline; returns its process id."""
+
+
 class Agent:
     """A process that starts workers.
 
     Args:
-        path: where it finds modules.
+        begin: starts the process.
         variables: of its environment.
-        with_ipython: whether it imports IPython too.
-        background: whether it imports torch at once, while nobody waits for it.
-        idle_seconds: after which it ends, without orders and workers; None: with this process.
 
     Raises:
         OSError: the system gives no process or descriptor.
@@ -109,15 +110,7 @@ class Agent:
         pid: its process id.
     """
 
-    def __init__(
-        self,
-        *,
-        path: Sequence[str],
-        variables: Mapping[str, str],
-        with_ipython: bool,
-        background: bool = False,
-        idle_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, begin: Begin, variables: Mapping[str, str]) -> None:
         self._owner = os.getpid()
         self._sending = threading.Lock()
         self._num_waiting = 0
@@ -137,17 +130,7 @@ class Agent:
             theirs.callback(os.close, end)
             theirs.enter_context(other)
             descriptors.keep_from_forks(self)
-            code = _START.format(
-                path=list(path), with_ipython=with_ipython, background=background, seconds=idle_seconds
-            )
-            actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
-            for number, fd in enumerate((self._log, self._log, other.fileno(), end), 1):
-                given = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
-                theirs.callback(os.close, given)
-                actions.append((os.POSIX_SPAWN_DUP2, given, number))
-            with interrupts.block_interrupt_in_children():
-                words = [sys.executable, *children.list_flags(), "-c", code]
-                self.pid = os.posix_spawn(sys.executable, words, dict(variables), file_actions=actions)
+            self.pid = begin(self._log, other.fileno(), end)
             self._is_reaped = False
             ours.pop_all()
 
@@ -271,15 +254,15 @@ def start(*, background: bool = False) -> Agent:
     """Return this process's agent, and start it where there is none.
 
     Args:
-        background: see `Agent`.
+        background: whether it imports torch at once, while nobody waits for it.
 
     Raises:
         OSError: the system gives no process or descriptor.
     """
     agent = find()
     if agent is None:
-        agent = Agent(
-            path=_list_path(),
+        agent = spawn(
+            path=list_path(),
             variables=finder.complete_variables(environ.snapshot()),
             with_ipython="IPython" in sys.modules,
             background=background,
@@ -294,6 +277,63 @@ def start(*, background: bool = False) -> Agent:
     return agent
 
 
+def spawn(
+    *,
+    path: Sequence[str],
+    variables: Mapping[str, str],
+    with_ipython: bool,
+    background: bool = False,
+    idle_seconds: float | None = None,
+) -> Agent:
+    """Start a fresh Python as an agent.
+
+    Args:
+        path: where it finds modules.
+        variables: of its environment.
+        with_ipython: whether it imports IPython too.
+        background: whether it imports torch at once, while nobody waits for it.
+        idle_seconds: after which it ends, without orders and workers; None: with this process.
+
+    Raises:
+        OSError: the system gives no process or descriptor.
+    """
+    code = _START.format(
+        path=list(path), with_ipython=with_ipython, background=background, seconds=idle_seconds
+    )
+
+    def begin(log: int, connection: int, end: int) -> int:
+        actions: list[Any] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+        with contextlib.ExitStack() as given, interrupts.block_interrupt_in_children():
+            for number, fd in enumerate((log, log, connection, end), 1):
+                copy = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+                given.callback(os.close, copy)
+                actions.append((os.POSIX_SPAWN_DUP2, copy, number))
+            words = [sys.executable, *children.list_flags(), "-c", code]
+            return os.posix_spawn(sys.executable, words, dict(variables), file_actions=actions)
+
+    return Agent(begin, variables)
+
+
+def fork() -> None:
+    """Let a fork of this process be its agent, where it can be forked: an agent has started it.
+
+    Raises:
+        OSError: the system gives no process or descriptor.
+    """
+    from . import server  # here: a notebook does not need it
+
+    def begin(log: int, connection: int, end: int) -> int:
+        if pid := os.fork():
+            return pid
+        try:
+            server.become(log, connection, end)
+        finally:
+            os._exit(1)
+
+    if server.MAY_FORK and server.is_clean():
+        runtime.agents().append(Agent(begin, environ.snapshot()))
+
+
 def end() -> None:
     """Kill this process's agent."""
     agent = find()
@@ -302,7 +342,7 @@ def end() -> None:
         agent.end()
 
 
-def _list_path() -> list[str]:
+def list_path() -> list[str]:
     """Return where an agent finds modules: not beside the notebook or script, where any name may be a file's."""
     script = getattr(sys.modules["__main__"], "__file__", None)
     folders = {"", orders.find_directory(), *([os.path.dirname(os.path.realpath(script))] if script else [])}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from multiprocessing import process
 
 from ... import environ
+from .. import children
 from ..job import Job
 from ..transfer import cell_sources
 from ..transfer.settings import Settings
@@ -26,6 +27,8 @@ class ParentState:
         sources: lines of cells, by the name under which they were compiled; none for forks.
         limits: of the process.
         imports: the modules that it has, and where they are found.
+        with_ipython: whether it has IPython.
+        child_start_method: see `worker.main.WorkerSpec`.
     """
 
     directory: str | None
@@ -34,6 +37,8 @@ class ParentState:
     sources: Mapping[str, list[str]]
     limits: Limits
     imports: ImportOrder
+    with_ipython: bool
+    child_start_method: str | None
 
     @classmethod
     def capture(cls, job: Job, more: Iterable[str] = ()) -> ParentState:
@@ -53,6 +58,8 @@ class ParentState:
             sources={} if forked else cell_sources.collect(),
             limits=Limits.capture(),
             imports=ImportOrder(modules=modules, environment=variables, path=list_path()),
+            with_ipython="IPython" in sys.modules,
+            child_start_method=children.choose_start_method(),
         )
 
 

@@ -44,7 +44,7 @@ _BASE: Final = (
     "notebook_accel.accelerator",
 )
 _SHELL: Final = "IPython.core.interactiveshell"
-_MAY_FORK: Final = sys.platform == "linux"  # frameworks of macOS do not bear a fork without exec
+MAY_FORK: Final = sys.platform == "linux"  # frameworks of macOS do not bear a fork without exec
 _CONNECTION: Final = 3  # how the notebook numbers the descriptors of its agent
 _LIFELINE: Final = 4
 _NICE: Final = 10
@@ -73,6 +73,23 @@ def main(*, with_ipython: bool, background: bool, idle_seconds: float | None) ->
     connection = socket.socket(fileno=_CONNECTION)
     server = Server(connection, _LIFELINE, base, read_by_imports(variables), idle_seconds)
     server.serve(background=background)
+
+
+def become(log: int, connection: int, end: int) -> NoReturn:
+    """Be the agent of the process that this one was just forked of, with all that it has imported; never returns.
+
+    Args:
+        log: takes what this process writes.
+        connection: orders come from there.
+        end: of the lifeline.
+    """
+    os.setsid()
+    for standard in (1, 2):
+        os.dup2(log, standard)
+    lifeline.follow(end)
+    _adopt_orphans()
+    variables = read_by_imports(environ.snapshot())
+    Server(socket.socket(fileno=connection), end, [], variables, None).serve(background=False)
 
 
 class Server:
@@ -131,7 +148,7 @@ class Server:
         self._selector = selectors.PollSelector()
         self._selector.register(self._connection, selectors.EVENT_READ, self._obey)
         self._selector.register(self._woken, selectors.EVENT_READ, self._reap)
-        if background and _MAY_FORK:
+        if background and MAY_FORK:
             # Python 3.14 gives the system a thread's name, which threads of libraries inherit
             self._importing = threading.Thread(target=self._import, args=(True,), name=NAME)
             self._importing.start()
@@ -176,7 +193,7 @@ class Server:
 
     def _finish_import(self) -> bool:
         """Wait until all is imported; return whether this process can be forked."""
-        if not _MAY_FORK:
+        if not MAY_FORK:
             return False
         if self._can_fork is None:
             if self._importing is None:
@@ -184,7 +201,7 @@ class Server:
             else:
                 self._importing.join()
             self._versions = Modules.capture().versions
-            self._can_fork = "torch" in sys.modules and _is_clean()
+            self._can_fork = "torch" in sys.modules and is_clean()
             self._is_imported = False
             gc.freeze()  # else each fork would copy pages that it only counts references in
             if self._is_template:
@@ -510,7 +527,7 @@ def _set_name(name: str) -> None:
             Path("/proc/self/comm").write_text(name[:15])
 
 
-def _is_clean() -> bool:
+def is_clean() -> bool:
     """Return whether this process can be forked after its imports: no device is open, no thread would be missing."""
     from ..checks import fork_obstacles  # here: it needs torch
 

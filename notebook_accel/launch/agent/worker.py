@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import pickle
 import signal
@@ -60,6 +61,28 @@ class FreshWorker:
         children.use_tracker(fds[0])
         payload = None if self.memory is None else SharedPickle.from_filenos(self.memory, fds[1:])
         main(self.spec, ends, payload)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Program:
+    """The work of a process that outlives who ordered it: no lifeline ends it.
+
+    Attributes:
+        module: its name; its function `main` gets the arguments and the further descriptors, and returns the exit code.
+        arguments: texts.
+    """
+
+    module: str
+    arguments: Sequence[str]
+
+    def run(self, ends: WorkerEnds, fds: Sequence[int]) -> NoReturn:
+        """Run it; nobody who ordered it waits."""
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        ends.events.close()
+        ends.stdout.close()
+        ends.stderr.close()
+        os.close(ends.lifeline)
+        os._exit(importlib.import_module(self.module).main(*self.arguments, *fds))
 
 
 def execute(order: WorkerOrder, fds: Sequence[int], end: int) -> NoReturn:

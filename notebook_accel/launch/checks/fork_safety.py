@@ -31,6 +31,8 @@ def resolve_start_method(problems: list[Exception], job: Job) -> StartMethod:
         _check_directory(problems)
         return asked
     found = list(map(str, fork_obstacles.reasons()))
+    if job.options.get("detach"):
+        found.append("with detach=True the workers outlive this process")
     if job.rendezvous.num_nodes > 1:
         found.append("a thread of this process may serve other nodes at that moment")
     if job.background:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from torch.distributed import TCPStore
 
 from ... import collector, interrupts
+from ...events import Notice, Phase
+from ...stream.logs import make_folder
 from ...stream.record import RunRecord
 from ...topology import Topology
 from ..agent.parent_state import ParentState
-from ..checks import compiler_preload
+from ..checks import compiler_preload, outliving, patches
 from ..job import Job
 from ..supervise.control import Control
 from ..supervise.delivery import Deliver
@@ -29,6 +32,9 @@ from ..transfer.unpicklable import pack_job
 from ..worker import environment
 from .attempts import GroupEngine
 from .base import Outcome
+from .detached import local as detached
+from .detached.folder import FOLDER, Folder
+from .detached.local import LocalWatch, Work
 from .nodes import stores
 
 
@@ -52,6 +58,8 @@ class Plan:
 class LocalEngine(GroupEngine[Plan]):
     """Starts one process for each rank on this machine."""
 
+    _folder: Folder | None = None  # of a run that outlives this process
+
     name = "local"
     refuses: ClassVar[Mapping[str, str]] = {
         "address": "it starts processes on this machine, by itself",
@@ -59,7 +67,9 @@ class LocalEngine(GroupEngine[Plan]):
     }
 
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        """Run the job to its end; see `Engine.run`."""
+        """Run the job to its end; see `Engine.run`. One that is detached has a process of its own for that."""
+        if self.outlives(job):
+            return self._run_detached(job, record, deliver, control)
         place = job.rendezvous
         if place.num_nodes == 1 and not place.is_elastic and not place.endpoint:
             return super().run(job, record, deliver, control)
@@ -70,6 +80,64 @@ class LocalEngine(GroupEngine[Plan]):
             return agent.run_node(
                 attempt, plan.payload, plan.parent_state, plan.setup, announcement=self.announce(job)
             )
+
+    def _run_detached(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        now = time.time()
+        if job.options["detach"] is True:
+            self._folder = self._detach(job)
+            text = self.announce(job).detail
+            notes = [
+                detached.describe_detached(self._folder),
+                outliving.describe_end(),
+                patches.describe(job),
+            ]
+        else:
+            self._folder = job.options[FOLDER]
+            text = detached.describe_attached(self._folder, job)
+            notes = []
+        deliver(
+            [
+                Phase(rank=-1, time=now, name="starting", detail=text),
+                *(Notice(rank=-1, time=now, text=note) for note in notes if note),
+            ]
+        )
+        return LocalWatch(f"run {self._folder.path.name}", self._folder, record, deliver, control).run()
+
+    def _detach(self, job: Job) -> Folder:
+        """Start the process that runs a job without this one."""
+        if job.log_dir is not None:
+            make_folder(job.log_dir)  # the other process writes there: what is wrong is told now
+        needed = [compiler_preload.MODULE] if compiler_preload.is_needed_by(job.function) else []
+        state = ParentState.capture(job, needed)
+        work = Work(pickled=pack_job(job.function, job.args, job.name), parent_state=state)
+        with interrupts.delay_interrupt():  # a run that nobody knows could not be found again
+            return detached.start_driver(job, work)
+
+    def outlives(self, job: Job) -> bool:
+        """Return whether the run has a process of its own, and so goes on without this one."""
+        return bool(job.options.get("detach"))
+
+    def find_left(self, job: Job) -> Job:
+        """Return the job with which a run is watched again that was left."""
+        assert self._folder is not None
+        return replace(job, options={**job.options, "detach": "again", FOLDER: self._folder})
+
+    def describe_place(self) -> str:
+        """Return the number of a run that outlives this process."""
+        return f"run {self._folder.path.name}" if self._folder is not None else ""
+
+    def describe_interrupt(self, job: Job, record: RunRecord) -> str:
+        """Return what has become of a run whose cell was interrupted."""
+        if self._folder is not None:
+            return detached.describe_left(self._folder)
+        return super().describe_interrupt(job, record)
+
+    def problems(self, job: Job) -> Sequence[str]:
+        """Return why a run cannot outlive this process."""
+        place = job.rendezvous
+        if self.outlives(job) and (place.num_nodes > 1 or place.is_elastic or place.endpoint):
+            return ["detach=True with a notebook on each node: launch on hosts or by SLURM, or leave it out"]
+        return []
 
     @contextlib.contextmanager
     def plan(self, job: Job) -> Iterator[Plan]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from .... import environ
 from ....config.launch_options import StartMethod
 from ....events import Buffer
 from ....takeover import finder
-from ... import children
 from ...agent.orders import find_directory
 from ...agent.parent_state import ParentState, list_path
 from ...job import Job
@@ -53,7 +51,7 @@ class Origin:
         notes = Notes(
             settings=state.settings,
             sources=state.sources,
-            child_start_method=children.choose_start_method(),
+            child_start_method=state.child_start_method,
             in_background=job.background,
             serve=job.serve,
         )
@@ -61,7 +59,7 @@ class Origin:
             variables={**({finder.VARIABLE: "true"} if finder.is_installed() else {}), **job.environment},
             directory=state.directory or find_directory(),
             path=list_path(),
-            with_ipython="IPython" in sys.modules,
+            with_ipython=state.with_ipython,
         )
         return cls(notes=notes, start=start)
 

@@ -23,7 +23,7 @@ from .... import environ, probes
 from ....takeover import finder
 from ....trust import secret
 from ... import signals
-from ...agent.client import Agent
+from ...agent.client import Agent, spawn
 from ...agent.modules import Modules
 from ...agent.orders import ImportOrder, Limits, WorkerOrder
 from ...checks import addresses
@@ -198,7 +198,7 @@ def start_agent(path: Sequence[str], variables: Mapping[str, str], *, with_ipyth
         OSError: the system gives no process or descriptor.
     """
     variables = finder.complete_variables({**read_own_variables(), **variables})
-    agent = Agent(path=path, variables=variables, with_ipython=with_ipython)
+    agent = spawn(path=path, variables=variables, with_ipython=with_ipython)
     agent.import_ahead(ImportOrder(modules=Modules(versions={}), environment=variables, path=path))
     return agent
 

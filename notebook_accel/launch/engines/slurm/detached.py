@@ -5,38 +5,34 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from .... import interrupts
-from ....errors import LaunchError, RunLeftError
-from ....events import Event, Notice, Phase, PhaseName
+from ....errors import LaunchError
+from ....events import Notice, Phase, PhaseName
 from ....stream.record import RunRecord
-from ....stream.wire import FrameError
 from ... import signals
 from ...job import Job
 from ...supervise.control import Control
 from ...supervise.delivery import Deliver
-from ...transfer import failures
-from ..attempts import make_outcome
 from ..base import Outcome
+from ..detached.recording import Over
+from ..detached.watch import SILENT_SECONDS, Watch
 from ..remote.client import NO_PACKAGE
 from ..remote.pool import get_pool
 from . import command, naming, submission
 from .command import JobState
-from .recording import Alive, Folder, Left, Over, Reader, Work
+from .job_folder import JobFolder, Work
 from .submission import Wish
 
-_READ_SECONDS: Final = 0.1
 _FIRST_LOOK_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 20.0  # in which what a job has written is seen everywhere
-_SILENT_SECONDS: Final = 60.0  # six times as long as a job is ever silent
 _OBEY_SECONDS: Final = 30.0
 _OUTAGE_SECONDS: Final = 900.0
 
 
-def submit(job: Job, work: Work, wish: Wish) -> tuple[str, Folder]:
+def submit(job: Job, work: Work, wish: Wish) -> tuple[str, JobFolder]:
     """Submit a job that runs without this process; return its number and the folder of its run.
 
     Args:
@@ -47,7 +43,7 @@ def submit(job: Job, work: Work, wish: Wish) -> tuple[str, Folder]:
     Raises:
         LaunchError: SLURM refuses it.
     """
-    folder = Folder.make(job, work, naming.find_cluster())
+    folder = JobFolder.make(job, work, naming.find_cluster())
     with interrupts.delay_interrupt():  # a job that nobody knows could not be found again
         try:
             job_id = submission.submit_run(wish, folder.path)
@@ -71,11 +67,7 @@ def describe_detached(job_id: str) -> str:
     )
 
 
-class _EndRead(Exception):
-    """Nothing more of the run can be read: it has told its end, or the rest is damaged."""
-
-
-class Watch:
+class JobWatch(Watch):
     """Shows a run of a job, from its beginning to its end or until it is left.
 
     Args:
@@ -87,108 +79,60 @@ class Watch:
     """
 
     def __init__(
-        self, job_id: str, folder: Folder, record: RunRecord, deliver: Deliver, control: Control
+        self, job_id: str, folder: JobFolder, record: RunRecord, deliver: Deliver, control: Control
     ) -> None:
+        super().__init__(f"job {job_id}", folder, record, deliver, control)
         self._job_id = job_id
-        self._folder = folder
-        self._reader = Reader(self._folder)
-        self._record, self._deliver, self._control = record, deliver, control
         self._state = JobState(job_id=job_id, state="PENDING")
         self._looked = self._next_look = time.monotonic()
         self._silent_since: float | None = None
         self._shown = ""
-        self._heard = time.monotonic()
-        self._said = 0.0  # when the last event was, by the clock of its node
-        self._is_up_to_date = self._has_left = False
-        self._over: Over | None = None
-        self._damage = ""
-        self._grace: float | None = None
         self._stop_deadline = float("inf")
         self._last = float("inf")
 
-    def run(self) -> Outcome:
-        """Return how the run has ended.
+    def describe_left(self) -> str:
+        """Return how the run is found again."""
+        return describe_left(self._job_id)
 
-        Raises:
-            KeyboardInterrupt: the cell was interrupted; the run goes on.
-        """
+    def note_end(self, over: Over) -> None:
+        """Say that the job is over, where what was shown last says that it goes on."""
+        if self._shown:
+            self.say(Notice(rank=-1, time=over.time, text=f"Job {self._job_id} is over."))
+
+    def note_begin(self) -> None:
+        """Look at the job at once, and end the wait that its launch began."""
+        self._next_look = time.monotonic()
+        get_pool().end_wait(self._record)
+
+    def pass_stop_on(self, grace: float) -> None:
+        """Leave word in the folder, and let SLURM wake who drives the run; cancel a job that has not begun."""
+        self._stop_deadline = time.monotonic() + grace + _OBEY_SECONDS
+        is_told = True
         try:
-            while True:
-                has_come = self._pass_on()
-                self._is_up_to_date |= not has_come
-                self._check()
-                if not has_come:
-                    if (outcome := self._look_at_job()) is not None:
-                        return outcome
-                    time.sleep(_READ_SECONDS)
-        except _EndRead:
-            return (
-                Outcome(error=LaunchError(self._damage))
-                if self._over is None
-                else self._make_outcome(self._over)
-            )
-        except KeyboardInterrupt:
-            self._control.leave()
-            raise KeyboardInterrupt(describe_left(self._job_id)) from None
-        except RunLeftError as error:
-            return Outcome(error=error)
-
-    def _pass_on(self) -> bool:
-        """Show what the run has said next; return whether there was something. _EndRead where nothing follows."""
-        had_begun = self._reader.has_begun
-        try:
-            events = self._reader.read()
-        except FrameError as error:
-            events = list(error.events)
-            self._damage = f"what job {self._job_id} has written in {self._folder.path} is damaged: {error}"
-        self._over = next((event for event in events if isinstance(event, Over)), None)
-        self._deliver([event for event in events if not isinstance(event, (Alive, Left, Over))])
-        if self._over is not None and self._shown:  # what was shown last says that it goes on
-            self._say(Notice(rank=-1, time=self._over.time, text=f"Job {self._job_id} is over."))
-        if self._over is not None or self._damage:
-            raise _EndRead
-        if self._reader.has_begun and not had_begun:
-            self._next_look = time.monotonic()
-            get_pool().end_wait(self._record)  # which its launch began
-        if events:
-            self._has_left = isinstance(events[-1], Left)
-            self._heard = time.monotonic()
-            self._said = max(self._said, *(event.time for event in events))
-        return bool(events)
-
-    def _check(self) -> None:
-        """Obey who interrupts, leaves or stops."""
-        interrupts.obey_interrupt()
-        if self._control.is_left:
-            raise RunLeftError(describe_left(self._job_id))
-        if not (self._control.stop_is_asked and self._is_up_to_date):  # else its end may be what comes next
+            self._folder.ask_to_stop(grace)
+        except OSError:  # a full disk: then the job gives the usual time, or none
+            is_told = grace > 0
+        with contextlib.suppress(LaunchError):  # what is known is older
+            self._state = command.look(self._job_id, self._go_on_reading)
+        if self._state.is_over:
             return
-        if self._grace is None or self._control.grace < self._grace:
-            self._grace = self._control.grace
-            self._stop_deadline = time.monotonic() + self._grace + _OBEY_SECONDS
-            is_told = True
-            try:
-                self._folder.ask_to_stop(self._grace)
-            except OSError:  # a full disk: then the job gives the usual time, or none
-                is_told = self._grace > 0
-            with contextlib.suppress(LaunchError):  # what is known is older
-                self._state = command.look(self._job_id, self._go_on_reading)
-            if self._state.is_over:
-                return
-            runs = self._state.is_running and self._reader.has_begun
-            self._cancel(["--batch", "--signal=USR1"] if runs and is_told else [])
-        elif time.monotonic() > self._stop_deadline:
+        runs = self._state.is_running and self._reader.has_begun
+        self._cancel(["--batch", "--signal=USR1"] if runs and is_told else [])
+
+    def insist(self) -> None:
+        """Cancel a job that does not obey."""
+        if time.monotonic() > self._stop_deadline:
             self._stop_deadline = float("inf")
             self._cancel([])
 
     def _cancel(self, words: Sequence[str]) -> None:
         try:
-            command.ask(["scancel", *words, self._job_id], self._pass_on)  # nobody would try again
+            command.ask(["scancel", *words, self._job_id], self.pass_on)  # nobody would try again
         except LaunchError as error:  # it has just ended, or SLURM does not answer
-            self._say(Notice(rank=-1, time=time.time(), text=f"scancel: {error}"))
+            self.say(Notice(rank=-1, time=time.time(), text=f"scancel: {error}"))
         self._next_look = time.monotonic()
 
-    def _look_at_job(self) -> Outcome | None:
+    def look(self) -> Outcome | None:
         """Ask SLURM now and then how the job stands; return the outcome where it has ended and says nothing more."""
         now = time.monotonic()
         if now < self._next_look:
@@ -215,7 +159,7 @@ class Watch:
             self._next_look = min(self._next_look, self._last)
             text = f"Job {self._job_id} is over: {self._state.describe()}."
             text += " Its last words are waited for." if is_fresh else ""
-            self._say(Notice(rank=-1, time=time.time(), text=text))
+            self.say(Notice(rank=-1, time=time.time(), text=text))
         if not self._state.is_over:
             self._show_state()
         return None
@@ -227,10 +171,8 @@ class Watch:
 
     def _go_on_reading(self) -> None:
         """Show what comes while SLURM is asked: it may not answer for a minute."""
-        self._pass_on()
-        interrupts.obey_interrupt()
-        if self._control.is_left:
-            raise RunLeftError(describe_left(self._job_id))
+        self.pass_on()
+        self.check_left()
 
     def _show_state(self) -> None:
         """Say how the job stands, where that has changed."""
@@ -247,14 +189,14 @@ class Watch:
         text = f"Job {self._job_id}{self._describe_preemption()}: {how}. It goes on without this notebook{again}."
         if not self._state.is_running:
             self._heard = time.monotonic()  # a job that waits says nothing
-        if has_begun and time.monotonic() - self._heard > _SILENT_SECONDS:
+        if has_begun and time.monotonic() - self._heard > SILENT_SECONDS:
             text = self._describe_silence()
         if text != self._shown:
             self._shown, now = text, time.time()
             name: PhaseName = "starting" if self._state.is_running else "queued"
             ranks = [] if has_begun else sorted({-1, *self._record.phases})  # of an earlier start
-            self._say(*[Phase(rank=rank, time=now, name=name) for rank in ranks])
-            self._say(Notice(rank=-1, time=now, text=text))
+            self.say(*[Phase(rank=rank, time=now, name=name) for rank in ranks])
+            self.say(Notice(rank=-1, time=now, text=text))
 
     def _describe_preemption(self) -> str:
         """Return that a job waits because another one got its nodes; empty where that is not so."""
@@ -265,28 +207,16 @@ class Watch:
     def _describe_silence(self) -> str:
         """Return what to look at where a job writes nothing: it is due to say at least that it can."""
         return (
-            f"Job {self._job_id} runs, and nothing has come from it for {_SILENT_SECONDS:g} s: is there room for what "
+            f"Job {self._job_id} runs, and nothing has come from it for {SILENT_SECONDS:g} s: is there room for what "
             f"it writes in {self._folder.path}?"
         )
-
-    def _say(self, *events: Event) -> None:
-        self._deliver(events)
-
-    def _make_outcome(self, over: Over) -> Outcome:
-        if over.error is not None:
-            error = failures.revive(over.error, -1, 0)
-            return Outcome(error=error, stopped=frozenset(over.stopped), ended=over.time)
-        outcome = make_outcome(self._record, over.stopped, hang=over.hang, was_stopped=over.was_stopped)
-        return replace(outcome, ended=over.time, was_asked=getattr(over, "was_asked", False))
 
     def _make_lost_outcome(self) -> Outcome:
         """Return the outcome of a job that has ended without a word."""
         if self._state.state != "UNKNOWN":
             self._folder.forget_work()  # a job of another cluster with the same folder may still need it
-        if self._control.stop_is_asked or self._folder.read_stop() is not None:
-            # here, or by another notebook
-            ranks = frozenset(self._record.phases) - {-1}
-            return Outcome(was_stopped=True, stopped=ranks, ended=self._find_end())
+        if self.was_asked_to_stop:
+            return self.make_stopped_outcome(self._find_end())
         text = f"job {self._job_id} has ended: {self._state.describe()}"
         if self._state.state == command.PREEMPTED:
             text = self._state.describe_loss()

@@ -25,12 +25,14 @@ from ...supervise.delivery import Deliver
 from ...transfer import failures
 from ...transfer.pickled import Pickled
 from ..base import Outcome
+from ..detached.driving import StopWatch, make_over
+from ..detached.recording import Over, Writer
 from ..remote.client import Wanted
 from ..remote.hosts_engine import Origin
 from ..remote.hosts_group import Plan
 from . import naming
 from .engine import SlurmEngine, describe_size
-from .recording import Folder, Over, Work, Writer
+from .job_folder import JobFolder, Work
 
 _LOOK_SECONDS: Final = 2.0
 _GRACE: Final = 30.0  # where a machine does not see yet how long ranks have
@@ -62,38 +64,6 @@ class _JobEngine(SlurmEngine):
         """Return which job the ranks are of."""
         what = describe_size(job.local_world_size, len(plan.counts))
         return f"Job {environ.get('SLURM_JOB_ID')}: {job.name} starts on {what}."
-
-
-class _Stop:
-    """Passes on to the run that somebody asked it to stop.
-
-    Args:
-        folder: of the run.
-        control: of the run.
-    """
-
-    def __init__(self, folder: Folder, control: Control) -> None:
-        self._folder, self._control = folder, control
-        self._signals = 0
-        self._grace: float | None = None
-        self._looked = time.monotonic()
-
-    def note_signal(self, signum: int, frame: Any) -> None:
-        """Look at once: somebody has just asked."""
-        self._signals += 1
-
-    def look(self) -> None:
-        """Look whether somebody asked."""
-        now = time.monotonic()
-        if not self._signals and now - self._looked < _LOOK_SECONDS:
-            return
-        grace = self._folder.read_stop()
-        if grace is None and self._signals:  # it is not seen here yet
-            grace = _GRACE
-        self._signals, self._looked = 0, now
-        if grace is not None and (self._grace is None or grace < self._grace):
-            self._grace = grace
-            self._control.stop(grace)
 
 
 class _End:
@@ -142,16 +112,16 @@ class _End:
 
 def main(path: str) -> int:
     """Run what a folder has, and write there what it says; return the exit code of the job."""
-    folder = Folder(Path(path))
+    folder = JobFolder(Path(path))
     naming.name(folder, environ.get("SLURM_JOB_ID") or "none")
     restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
     first = max(restarts, folder.read_attempt() + 1) if restarts else 0
     attempts = itertools.count(first if restarts else 1)
     control = Control()
-    stop, end = _Stop(folder, control), _End()
+    stop, end = StopWatch(folder, control, _LOOK_SECONDS, _GRACE), _End()
     signal.signal(signal.SIGTERM, end.note_signal)
     signal.signal(signal.SIGUSR1, stop.note_signal)
-    writer = Writer(folder.find_events(restarts))
+    writer = Writer(folder.recording, restarts)
     record = RunRecord()
     logs: list[LogFiles] = []
 
@@ -190,12 +160,16 @@ def main(path: str) -> int:
         leave()
     for each in logs:
         each.close()
+    has_failed = bool(over.is_bad or record.failures)
+    folder.note_end("stopped" if over.was_stopped else "failed" if has_failed else "done")
     writer.close(over)
     folder.forget_work()
-    return int(bool(over.error or over.hang or record.failures))
+    return int(has_failed)
 
 
-def _run(job: Job, folder: Folder, first: int, record: RunRecord, deliver: Deliver, control: Control) -> Over:
+def _run(
+    job: Job, folder: JobFolder, first: int, record: RunRecord, deliver: Deliver, control: Control
+) -> Over:
     if first:
         if first > job.max_restarts:
             raise LaunchError(
@@ -205,16 +179,7 @@ def _run(job: Job, folder: Folder, first: int, record: RunRecord, deliver: Deliv
         text = f"SLURM has queued the job again; restart {first} of {job.max_restarts}"
         deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=text)])
     outcome: Outcome = _JobEngine(folder.read_work(), first).run(job, record, deliver, control)
-    error = None if outcome.error is None else failures.describe(outcome.error)
-    return Over(
-        rank=-1,
-        time=time.time(),
-        stopped=sorted(outcome.stopped),
-        was_stopped=outcome.was_stopped,
-        was_asked=control.stop_is_asked,
-        hang=outcome.hang,
-        error=error,
-    )
+    return make_over(outcome, control)
 
 
 if __name__ == "__main__":

@@ -23,13 +23,14 @@ from ...supervise.delivery import Deliver
 from ...supervise.stop_agreement import StopAgreement
 from ...supervise.worker_group import Attempt
 from ..base import Outcome
+from ..detached.folder import FOLDER, LAUNCHED
 from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, uses_cpu
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.pool import get_pool
 from . import command, detached, submission
 from .allocation import Allocation, SlurmNodes
-from .recording import FOLDER, LAUNCHED, Folder, Work
+from .job_folder import JobFolder, Work
 from .submission import Wish
 
 _JOB: Final = "SLURM_JOB_ID"
@@ -45,7 +46,7 @@ class SlurmEngine(HostsEngine):
     """
 
     _watched = ""  # the number of a detached job
-    _folder: Folder | None = None  # of its run
+    _folder: JobFolder | None = None  # of its run
     _nodes: SlurmNodes | None = None  # of any other one
 
     name = "slurm"
@@ -144,7 +145,7 @@ class SlurmEngine(HostsEngine):
             text, note = f"Job {job_id}: {job.name} on {what}, launched {format_duration(since)} ago.", ""
         self._watched = job_id
         assert self._folder is not None
-        watch, now = detached.Watch(job_id, self._folder, record, deliver, control), time.time()
+        watch, now = detached.JobWatch(job_id, self._folder, record, deliver, control), time.time()
         notes = [Notice(rank=-1, time=now, text=note)] if note else []
         deliver([Phase(rank=-1, time=now, name="starting", detail=text), *notes])
         return watch.run()
@@ -222,7 +223,7 @@ class SlurmEngine(HostsEngine):
             options=normalize(job.options["slurm"] or {}),
             python=job.options["python"],
             is_requeued=job.max_restarts > 0,
-            name=job.name.rpartition(".")[2],
+            name=job.options["name"] or job.name.rpartition(".")[2],
         )
 
 

@@ -12,8 +12,9 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from ....errors import LaunchError
+from ..detached.folder import LAUNCHED, Folder
 from . import command
-from .recording import LAUNCHED, Folder, find_root, read_format
+from .job_folder import JobFolder, find_root
 
 _AT: Final = "@"  # between a job's number and the cluster's name, in the name of a link
 _MOST_TOLD: Final = 10
@@ -42,7 +43,7 @@ def find_cluster() -> str:
         return ""
 
 
-def name(folder: Folder, job_id: str) -> None:
+def name(folder: JobFolder, job_id: str) -> None:
     """Let a run be found by the number of its job on its cluster; an older run of that number has it no longer.
 
     Args:
@@ -60,7 +61,39 @@ def name(folder: Folder, job_id: str) -> None:
         folder.note_submission(state.submitted)
 
 
-def find(job_id: str, cluster: str) -> Folder:
+def find_job(run: str | None) -> tuple[JobFolder, str]:
+    """Return the folder of a run and the number of its job.
+
+    Args:
+        run: the number of its job, or its name; None is the one that was submitted last.
+
+    Raises:
+        LaunchError: nothing is known of it.
+    """
+    cluster = find_cluster()
+    if run is None:
+        run = find_newest(cluster)
+    elif not run.isdecimal():
+        named = [job_id for folder, job_id in list_jobs() if folder.tell().get("name") == run]
+        if not named:
+            raise LaunchError(f"no run with the name {run!r} is known")
+        run = named[-1]
+    return find(run, cluster), run
+
+
+def list_jobs() -> list[tuple[JobFolder, str]]:
+    """Return the folders of runs of jobs on this cluster with the numbers of these, oldest first."""
+    cluster = find_cluster()
+    found: list[tuple[float, JobFolder, str]] = []
+    for entry in _list_entries():
+        with contextlib.suppress(LaunchError):
+            if _may_be_of(entry, cluster):
+                folder = JobFolder(entry.link.resolve())
+                found.append((folder.launched, folder, entry.job_id))
+    return [(folder, job_id) for _, folder, job_id in sorted(found, key=lambda each: each[0])]
+
+
+def find(job_id: str, cluster: str) -> JobFolder:
     """Return the folder of a job.
 
     Args:
@@ -86,7 +119,7 @@ def find(job_id: str, cluster: str) -> Folder:
         raise LaunchError(
             f"job {job_id} is known of {_name_clusters(found)}, and SLURM does not say which cluster this is"
         )
-    folder = Folder(max(found, key=lambda entry: bool(entry.cluster)).link.resolve())
+    folder = JobFolder(max(found, key=lambda entry: bool(entry.cluster)).link.resolve())
     if cluster:
         _check_submission(folder, job_id, cluster)
     return folder
@@ -108,10 +141,10 @@ def find_newest(cluster: str) -> str:
     for entry in own:
         path = entry.link.resolve()
         try:
-            launched = Folder(path).read_job().options[LAUNCHED]
+            launched = JobFolder(path).read_job().options[LAUNCHED]
         except LaunchError as error:  # one that is gone, damaged or of another version
-            since = read_format(path).get(LAUNCHED)
-            unread.append((since if isinstance(since, float) else 0.0, f"of job {entry.job_id}: {error}"))
+            since = _read_launch(path)
+            unread.append((since, f"of job {entry.job_id}: {error}"))
         else:
             found.append((launched, _as_number(entry.job_id)))
     since, text = max(unread, default=(0.0, ""))
@@ -129,6 +162,12 @@ def find_newest(cluster: str) -> str:
     return job_id
 
 
+def _read_launch(path: Path) -> float:
+    with contextlib.suppress(LaunchError):
+        return Folder(path).launched
+    return 0.0
+
+
 def _list_entries() -> list[_Entry]:
     """Return the links to runs."""
     parts = [(each, *each.name.partition(_AT)) for each in find_root().glob("*") if each.is_symlink()]
@@ -144,7 +183,7 @@ def _name_clusters(entries: list[_Entry]) -> str:
     return f"{'cluster' if len(names) == 1 else 'clusters'} {', '.join(names)}"
 
 
-def _check_submission(folder: Folder, job_id: str, cluster: str) -> None:
+def _check_submission(folder: JobFolder, job_id: str, cluster: str) -> None:
     """Raise LaunchError where SLURM has a job of this number that is not the one of the run."""
     recorded, state = folder.read_submission(), _look(job_id)
     if recorded is None or state is None or state.submitted is None:

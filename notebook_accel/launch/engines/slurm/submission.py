@@ -15,6 +15,7 @@ from typing import Any, Final
 from .... import interrupts, probes
 from ....config.slurm import RESERVED
 from ....errors import LaunchError
+from ..detached.folder import LOG
 from ..remote.client import NO_PACKAGE, find_source_folder, list_pythons
 from . import command
 
@@ -31,8 +32,6 @@ _DRIVER: Final = "notebook_accel.launch.engines.slurm.driver"
 _NOWHERE: Final = "/dev/null"
 _VARIABLES: Final = {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}
 """Of options of sbatch whose variables have other names than theirs."""
-LOG: Final = "job.log"
-"""In the folder of a run: what the process of its job writes, beside the ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

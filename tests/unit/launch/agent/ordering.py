@@ -39,8 +39,8 @@ class Evaluate:
 @contextmanager
 def start_agent(*, background: bool = False) -> Iterator[Agent]:
     """Have an agent of its own."""
-    agent = Agent(
-        path=client._list_path(), variables=environ.snapshot(), with_ipython=False, background=background
+    agent = client.spawn(
+        path=client.list_path(), variables=environ.snapshot(), with_ipython=False, background=background
     )
     try:
         yield agent

@@ -1,0 +1,1 @@
+"""Runs that outlive their notebook: what they leave for others is files, which anybody of the same user reads."""

@@ -1,0 +1,170 @@
+"""Runs on a machine that outlive the notebook: how one is started here, and how it is shown."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import socket
+import time
+from dataclasses import dataclass, replace
+from typing import Final
+
+from .... import interrupts
+from ....errors import LaunchError
+from ....events import Notice
+from ....stream.readable import wait_readable
+from ...agent import client
+from ...agent.orders import WorkerOrder
+from ...agent.parent_state import ParentState
+from ...agent.worker import Program
+from ...durations import format_duration
+from ...job import Job
+from ...transfer.pickled import Pickled
+from ..base import Outcome
+from .folder import LOG, Folder, describe_here, make_numbered, prune
+from .watch import SILENT_SECONDS, Watch
+
+_DRIVER: Final = "notebook_accel.launch.engines.local_driver"
+_LOOK_SECONDS: Final = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What the driver of a run takes.
+
+    Attributes:
+        pickled: the function with its arguments.
+        parent_state: what the workers find of the process that launched the run.
+    """
+
+    pickled: Pickled
+    parent_state: ParentState
+
+
+def start_driver(job: Job, work: Work) -> Folder:
+    """Start the process that runs a job without this one, and return the folder of its run.
+
+    Args:
+        job: what runs.
+        work: its function, and what its workers find of this process.
+
+    Raises:
+        LaunchError: it cannot start, or the folder cannot be made.
+    """
+    prune()
+    folder = make_numbered()
+    try:
+        fds: list[int] = []
+        try:
+            fds.append(folder.hold())
+            folder.fill(job, work, work.parent_state.sources, describe_here())
+            fds.append(
+                os.open(folder.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            )
+            _order_driver(folder, work.parent_state, *fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+    except OSError as error:
+        folder.remove()  # else a full disk would stay full
+        raise LaunchError(f"the run cannot be left to a process of its own: {error}") from error
+    except BaseException:
+        folder.remove()
+        raise
+    return folder
+
+
+def _order_driver(folder: Folder, state: ParentState, lock: int, log: int) -> None:
+    program = Program(module=_DRIVER, arguments=[str(folder.path)])
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        fds = [theirs.fileno(), log, log, lock]
+        order = WorkerOrder(
+            rank=0,
+            environment=state.variables,
+            directory=os.sep,
+            limits=state.limits,
+            imports=replace(state.imports, path=client.list_path()),
+            work=pickle.dumps(program),
+            num_fds=len(fds) + 2,
+        )
+        driver = client.start().start_worker(order, fds)
+        try:
+            while not driver.pid and not driver.look():
+                wait_readable(driver.fileno(), _LOOK_SECONDS)
+                interrupts.obey_interrupt()
+            if not driver.pid:
+                raise LaunchError(driver.problem)
+        finally:
+            driver.close()
+
+
+def describe_detached(folder: Folder) -> str:
+    """Return how a run is found again that was just launched."""
+    number = folder.path.name
+    return f"Run {number} goes on without this notebook: notebook_accel.attach({number}) shows it again. Stop ends it."
+
+
+def describe_left(folder: Folder) -> str:
+    """Return how a run is found again that nobody watches here any more."""
+    number = folder.path.name
+    return f"run {number} goes on: notebook_accel.attach({number}) shows it again"
+
+
+def describe_attached(folder: Folder, job: Job) -> str:
+    """Return which run is shown again."""
+    since = format_duration(time.time() - folder.launched)
+    count = "1 process" if job.local_world_size == 1 else f"{job.local_world_size} processes"
+    where = "" if folder.is_of_here else f" of {folder.tell().get('host')}"
+    return f"Run {folder.path.name}: {job.name} on {count}{where}, launched {since} ago."
+
+
+class LocalWatch(Watch):
+    """Shows a run on a machine, this one or another that writes to the same folder."""
+
+    _is_silent = False
+
+    def describe_left(self) -> str:
+        """Return how the run is found again."""
+        return describe_left(self._folder)
+
+    def look(self) -> Outcome | None:
+        """Return the outcome of a run whose driver has ended without a word; tell one that is silent."""
+        if not self._folder.is_held:
+            if self.pass_on():  # its last words, written since
+                return None
+            return self._make_lost_outcome()
+        is_silent = time.monotonic() - self._heard > SILENT_SECONDS
+        if is_silent and not self._is_silent:
+            text = (
+                f"Nothing has come from run {self._folder.path.name} for {SILENT_SECONDS:g} s: is there room for what "
+                f"it writes in {self._folder.path}, and does its machine run?"
+            )
+            self.say(Notice(rank=-1, time=time.time(), text=text))
+        self._is_silent = is_silent
+        return None
+
+    def pass_stop_on(self, grace: float) -> None:
+        """Leave word in the folder."""
+        try:
+            self._folder.ask_to_stop(grace)
+        except OSError as error:
+            text = f"the run cannot be asked to stop: {error}"
+            self.say(Notice(rank=-1, time=time.time(), text=text))
+
+    def _make_lost_outcome(self) -> Outcome:
+        self._folder.forget_work()
+        ended = self._said or None
+        if self.was_asked_to_stop and self._record.phases and not self._folder.has_restarted:
+            return self.make_stopped_outcome(ended)
+        why = "the process that drives it was ended from outside"
+        if self._folder.has_restarted:
+            why = "its machine was started again"
+        elif not self._folder.is_of_here:
+            why = (
+                f"it ran on {self._folder.tell().get('host')}, which has ended it or is not heard of any more"
+            )
+        text = f"run {self._folder.path.name} is lost: {why}. What it had said until then is shown"
+        if said := [line for line in self._folder.read_log() if line.strip()]:
+            text += "\n" + "\n".join(said)
+        return Outcome(error=LaunchError(text), ended=ended)

@@ -1,0 +1,110 @@
+"""The process of a run that outlives its notebook: it starts the ranks on this machine and writes what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ...config.argument_checks import parse_port
+from ...events import Event
+from ...stream.logs import LogFiles
+from ...stream.record import RunRecord
+from .. import descriptors
+from ..agent import client
+from ..job import Job, Rendezvous
+from ..supervise.control import Control
+from ..transfer import failures
+from ..transfer.shared_memory import SharedPickle
+from .base import Outcome
+from .detached.driving import StopWatch, make_over
+from .detached.folder import Folder
+from .detached.local import Work
+from .detached.recording import Over, Writer
+from .local import LocalEngine, Plan
+
+_LOOK_SECONDS: Final = 0.2
+_GRACE: Final = 30.0  # where the system asks this process to end
+
+
+class _DetachedEngine(LocalEngine):
+    """Starts ranks of a run whose function and variables are of the notebook that launched it.
+
+    Args:
+        work: these.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    @contextlib.contextmanager
+    def plan(self, job: Job) -> Iterator[Plan]:
+        """Return what the notebook gave."""
+        with contextlib.closing(SharedPickle(self._work.pickled)) as payload:
+            plan = Plan(payload=payload, parent_state=self._work.parent_state, setup=None)
+            try:
+                yield plan
+            finally:
+                plan.store = None  # this closes it
+
+    def describe_launch(self, job: Job, plan: Plan) -> str:
+        """Return nothing: the notebook has said it."""
+        return ""
+
+
+@dataclass(frozen=True)
+class _Lock:
+    """The lock of the run, which no other process may hold: not the agent, and not what outlives it."""
+
+    fd: int
+
+    def filenos(self) -> list[int]:
+        return [self.fd]
+
+
+def main(path: str, fd: int) -> int:
+    """Run what a folder has, and write there what it says; return the exit code.
+
+    Args:
+        path: of the folder.
+        fd: of its lock, held.
+    """
+    lock = _Lock(fd)
+    descriptors.keep_from_forks(lock)
+    os.umask(0o077)  # workers have the notebook's
+    folder, control, record = Folder(Path(path)), Control(), RunRecord()
+    signal.signal(signal.SIGTERM, lambda *_: control.stop(_GRACE))
+    stop = StopWatch(folder, control, _LOOK_SECONDS)
+    writer = Writer(folder.recording, 0)
+    logs: list[LogFiles] = []
+
+    def deliver(events: Sequence[Event]) -> None:
+        record.apply_all(events)
+        writer.write(events)
+        for each in logs:
+            each.show(events)
+        stop.look()
+
+    try:
+        client.fork()
+        job = folder.read_job()
+        port = parse_port(job.options["use_port"]) or 0
+        job = replace(job, background=True, rendezvous=Rendezvous(port=port))
+        if job.log_dir is not None:
+            logs.append(LogFiles(job.log_dir, job.name))
+        outcome: Outcome = _DetachedEngine(folder.read_work()).run(job, record, deliver, control)
+        over = make_over(outcome, control)
+    except BaseException as error:
+        over = Over(rank=-1, time=time.time(), error=failures.describe(error))
+    for each in logs:
+        each.close()
+    folder.forget_work()
+    folder.note_end("stopped" if over.was_stopped else "failed" if over.is_bad or record.failures else "done")
+    writer.close(over)
+    client.end()
+    return 0
