@@ -102,7 +102,11 @@ def list_runs() -> list[dict[str, str]]:
     """Return what is known of all runs that were launched with `detach=True`, oldest first: texts by heading."""
     rows: list[tuple[float, dict[str, str]]] = []
     folders: list[tuple[Folder, str]] = [(each, each.path.name) for each in detached.list_local()]
-    folders += [(each, f"job {job_id}") for each, job_id in naming.list_jobs()] if _has_jobs() else []
+    folders += (
+        [(each, f"job {job_id}") for each, job_id in naming.list_jobs(naming.find_cluster())]
+        if _has_jobs()
+        else []
+    )
     for folder, number in folders:
         told = folder.tell()
         if isinstance(folder, JobFolder):

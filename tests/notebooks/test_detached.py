@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import psutil
 import pytest
 
 from tests.notebooks.conftest import IMPORTS
-from tests.notebooks.kernel import Kernel, prepare_kernel, wait_until
+from tests.notebooks.kernel import Kernel, wait_until
 from tests.structure.source import ROOT
 
 pytestmark = [pytest.mark.notebook, pytest.mark.once]
@@ -226,7 +225,9 @@ def test_many_lines_and_large_values_are_there_for_two_who_watch(
     ).ok()
     second.run("run = attach(1, block=False, view='none')").ok()
     for kernel in (first, second):
-        cell = kernel.run("run.result().sum().item(), run.record.line_counts, run.lines(1)[-1]", timeout=PATIENCE)
+        cell = kernel.run(
+            "run.result().sum().item(), run.record.line_counts, run.lines(1)[-1]", timeout=PATIENCE
+        )
         total, counts, last = ast.literal_eval(cell.ok().value)
         assert total == 4_999_999 * 5_000_000 // 2
         assert counts == {0: 20_000, 1: 20_000} and last == "line 19999"

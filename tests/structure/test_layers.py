@@ -158,7 +158,15 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "launch.agent": (("modules",), ("orders",), ("*",), ("client",), ("background",)),
     "launch.checks": (("addresses", "cuda_use", "problems"), ("*",)),
-    "launch.engines": (("base",), ("attempts",), ("nodes", "remote"), ("*",)),
+    "launch.engines": (
+        ("base",),
+        ("attempts",),
+        ("detached",),
+        ("nodes", "remote"),
+        ("*",),
+        ("local_driver",),
+    ),
+    "launch.engines.detached": (("recording",), ("folder",), ("driving", "watch"), ("local",)),
     "launch.engines.nodes": (
         ("node_store",),
         ("dynamic", "node_info", "pulse", "stores"),
@@ -184,7 +192,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.engines.slurm": (
         ("command", "holder"),
         ("submission",),
-        ("allocation", "recording"),
+        ("allocation", "job_folder"),
         ("naming",),
         ("detached",),
         ("engine",),

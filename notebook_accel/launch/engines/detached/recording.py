@@ -185,18 +185,21 @@ class Writer:
         Raises:
             OSError: it stays full.
         """
-        self._flush_changing()
         deadline = time.monotonic() + _LAST_SECONDS
+        self._flush_changing()
+        self._send_all(deadline)
+        self._add(over)
+        self._send_all(deadline)
+        self._sync()
+        os.close(self._file)
+
+    def _send_all(self, deadline: float) -> None:
         self._send()
         while self._waiting or self._unsaved or self._num_dropped:
             if time.monotonic() > deadline:
                 raise OSError(errno.ENOSPC, "the end of the run could not be written")
             time.sleep(_SYNC_SECONDS)
             self._send()
-        self._add(over)
-        self._send()
-        self._sync()
-        os.close(self._file)
 
     def leave(self) -> None:
         """Write what is there, without an end of the run: the job may start again, or SLURM says how it ended."""

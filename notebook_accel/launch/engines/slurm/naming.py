@@ -12,7 +12,6 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 from ....errors import LaunchError
-from ..detached.folder import LAUNCHED, Folder
 from . import command
 from .job_folder import JobFolder, find_root
 
@@ -74,23 +73,26 @@ def find_job(run: str | None) -> tuple[JobFolder, str]:
     if run is None:
         run = find_newest(cluster)
     elif not run.isdecimal():
-        named = [job_id for folder, job_id in list_jobs() if folder.tell().get("name") == run]
+        named = [job_id for folder, job_id in list_jobs(cluster) if folder.tell().get("name") == run]
         if not named:
             raise LaunchError(f"no run with the name {run!r} is known")
         run = named[-1]
     return find(run, cluster), run
 
 
-def list_jobs() -> list[tuple[JobFolder, str]]:
-    """Return the folders of runs of jobs on this cluster with the numbers of these, oldest first."""
-    cluster = find_cluster()
-    found: list[tuple[float, JobFolder, str]] = []
+def list_jobs(cluster: str) -> list[tuple[JobFolder, str]]:
+    """Return the folders of runs of jobs with the numbers of these, oldest first.
+
+    Args:
+        cluster: name of theirs; empty where SLURM does not say it.
+    """
+    found: list[tuple[float, tuple[int, str], JobFolder]] = []
     for entry in _list_entries():
         with contextlib.suppress(LaunchError):
             if _may_be_of(entry, cluster):
                 folder = JobFolder(entry.link.resolve())
-                found.append((folder.launched, folder, entry.job_id))
-    return [(folder, job_id) for _, folder, job_id in sorted(found, key=lambda each: each[0])]
+                found.append((folder.launched, _as_number(entry.job_id), folder))
+    return [(folder, job_id) for _, (_, job_id), folder in sorted(found, key=lambda each: each[:2])]
 
 
 def find(job_id: str, cluster: str) -> JobFolder:
@@ -132,40 +134,15 @@ def find_newest(cluster: str) -> str:
         cluster: name of the cluster; empty where SLURM does not say it.
 
     Raises:
-        LaunchError: none is known, or that one cannot be read.
+        LaunchError: none is known.
     """
-    found: list[tuple[float, tuple[int, str]]] = []
-    unread: list[tuple[float, str]] = []
+    if jobs := list_jobs(cluster):
+        return jobs[-1][1]
     entries = _list_entries()
-    own = [entry for entry in entries if _may_be_of(entry, cluster)]
-    for entry in own:
-        path = entry.link.resolve()
-        try:
-            launched = JobFolder(path).read_job().options[LAUNCHED]
-        except LaunchError as error:  # one that is gone, damaged or of another version
-            since = _read_launch(path)
-            unread.append((since, f"of job {entry.job_id}: {error}"))
-        else:
-            found.append((launched, _as_number(entry.job_id)))
-    since, text = max(unread, default=(0.0, ""))
-    if not found:
-        why = f"; {text}" if text else ""
-        others = f"; there are runs of {_name_clusters(entries)}" if entries and not own else ""
-        raise LaunchError(
-            f"no run of a job is known in {find_root()}: launch one with engine='slurm' and detach=True{why}{others}"
-        )
-    launched, (_, job_id) = max(found)
-    if since > launched:
-        raise LaunchError(
-            f"the newest run cannot be read, the one {text}; attach({job_id}) shows the one before"
-        )
-    return job_id
-
-
-def _read_launch(path: Path) -> float:
-    with contextlib.suppress(LaunchError):
-        return Folder(path).launched
-    return 0.0
+    others = f"; there are runs of {_name_clusters(entries)}" if entries else ""
+    raise LaunchError(
+        f"no run of a job is known in {find_root()}: launch one with engine='slurm' and detach=True{others}"
+    )
 
 
 def _list_entries() -> list[_Entry]:

@@ -11,9 +11,10 @@ import pytest
 
 from notebook_accel.events import Event, Lines, Notice
 from notebook_accel.launch.engines.base import Outcome
+from notebook_accel.launch.engines.detached.recording import Over, Writer
 from notebook_accel.launch.engines.slurm import command, detached
 from notebook_accel.launch.engines.slurm.command import JobState
-from notebook_accel.launch.engines.slurm.recording import Folder, Over, Writer
+from notebook_accel.launch.engines.slurm.job_folder import JobFolder
 from notebook_accel.launch.supervise.control import Control
 from notebook_accel.stream.record import RunRecord
 
@@ -22,24 +23,24 @@ LINE = Lines(rank=0, time=LONG_AGO, stream="stdout", texts=("a",))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path: Path) -> JobFolder:
     tmp_path.chmod(0o700)
-    return Folder(tmp_path)
+    return JobFolder(tmp_path)
 
 
 @pytest.fixture
-def writer(folder: Folder) -> Iterator[Writer]:
+def writer(folder: JobFolder) -> Iterator[Writer]:
     """What a job writes with that has written a line."""
-    writer = Writer(folder.find_events(0))
+    writer = Writer(folder.recording, 0)
     writer.write([LINE])
     yield writer
     os.close(writer._file)
 
 
-def watch(state: JobState, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, list[str]]:
+def watch(state: JobState, folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, list[str]]:
     told: list[Event] = []
     monkeypatch.setattr(command, "look", lambda job_id, check: state)
-    outcome = detached.Watch("7", folder, RunRecord(), told.extend, Control()).run()
+    outcome = detached.JobWatch("7", folder, RunRecord(), told.extend, Control()).run()
     return outcome, [event.text for event in told if isinstance(event, Notice)]
 
 
@@ -51,7 +52,7 @@ def watch(state: JobState, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> t
     ],
 )
 def test_a_job_that_ended_long_ago_without_a_word(
-    state: JobState, ended: float, folder: Folder, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    state: JobState, ended: float, folder: JobFolder, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has written is there, so nothing is waited for, and its time does not grow."""
     monkeypatch.setattr(detached, "_LAST_SECONDS", 1000.0)
@@ -61,7 +62,7 @@ def test_a_job_that_ended_long_ago_without_a_word(
 
 
 def test_the_last_words_of_a_job_that_has_just_ended_are_waited_for(
-    folder: Folder, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    folder: JobFolder, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detached, "_LAST_SECONDS", 3.0)
     began, end = time.monotonic(), time.time() + 3600  # still fresh where this process stands still for long
@@ -71,9 +72,9 @@ def test_the_last_words_of_a_job_that_has_just_ended_are_waited_for(
 
 
 def test_a_job_that_said_that_it_is_ended_has_no_last_words(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = Writer(folder.find_events(0))
+    writer = Writer(folder.recording, 0)
     writer.write([LINE])
     writer.leave()
     monkeypatch.setattr(detached, "_LAST_SECONDS", 1000.0)
@@ -83,9 +84,9 @@ def test_a_job_that_said_that_it_is_ended_has_no_last_words(
 
 
 def test_a_run_that_was_seen_going_on_is_said_to_be_over(
-    folder: Folder, monkeypatch: pytest.MonkeyPatch
+    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = Writer(folder.find_events(0))
+    writer = Writer(folder.recording, 0)
     writer.write([LINE])
     state = JobState(job_id="7", state="RUNNING", node_list="n1")
 
@@ -95,7 +96,7 @@ def test_a_run_that_was_seen_going_on_is_said_to_be_over(
 
     told: list[Event] = []
     monkeypatch.setattr(command, "look", look)
-    outcome = detached.Watch("7", folder, RunRecord(), told.extend, Control()).run()
+    outcome = detached.JobWatch("7", folder, RunRecord(), told.extend, Control()).run()
     assert outcome.ended == LONG_AGO + 1 and outcome.error is None
     assert [event.text for event in told if isinstance(event, Notice)] == [
         "Job 7: RUNNING on n1. It goes on without this notebook: notebook_accel.attach(7) shows it again.",

@@ -11,9 +11,10 @@ import pytest
 
 from notebook_accel.devices import CPU
 from notebook_accel.errors import LaunchError
-from notebook_accel.launch.engines.slurm import command, naming, recording
+from notebook_accel.launch.engines.detached import folder as folders
+from notebook_accel.launch.engines.slurm import command, job_folder, naming
 from notebook_accel.launch.engines.slurm.command import JobState
-from notebook_accel.launch.engines.slurm.recording import Folder
+from notebook_accel.launch.engines.slurm.job_folder import JobFolder
 
 
 @pytest.fixture
@@ -21,23 +22,23 @@ def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, JobState]
     """What SLURM says of jobs; it knows no others. Runs are in the folder `jobs`."""
     states: dict[str, JobState] = {}
     unknown = JobState(job_id="", state="UNKNOWN")
-    monkeypatch.setenv(recording.VARIABLE, str(tmp_path / "jobs"))
+    monkeypatch.setenv(job_folder.VARIABLE, str(tmp_path / "jobs"))
     monkeypatch.setattr(command, "look", lambda job_id, check: states.get(job_id, unknown))
     return states
 
 
 def write_format(path: Path, launched: float = 0.0, cluster: str = "") -> None:
-    told = {recording.LAUNCHED: launched, recording.CLUSTER: cluster}
-    (path / "format").write_text(json.dumps(recording._describe_format() | told))
+    told = {folders.LAUNCHED: launched, job_folder.CLUSTER: cluster}
+    (path / "run.json").write_text(json.dumps(folders._describe_format() | told))
 
 
-def make_run(path: Path, launched: float = 0.0, cluster: str = "") -> Folder:
+def make_run(path: Path, launched: float = 0.0, cluster: str = "") -> JobFolder:
     """Return the folder of a run that is recorded, and has no number yet."""
     path.mkdir(mode=0o700, parents=True)
     write_format(path, launched, cluster)
     told = {"function": print, "name": "f", "local_world_size": 1, "device_kind": CPU, "distributed": True}
-    (path / "job").write_bytes(pickle.dumps({**told, "options": {recording.LAUNCHED: launched}}))
-    return Folder(path)
+    (path / "job").write_bytes(pickle.dumps({**told, "options": {folders.LAUNCHED: launched}}))
+    return JobFolder(path)
 
 
 def submit(job_id: str, moment: float, *, restarts: int = 0) -> JobState:
@@ -103,12 +104,10 @@ def test_only_folders_of_this_user_are_read(
     with pytest.raises(LaunchError, match=r"no run of a job is known in"):
         naming.find_newest("")
     (tmp_path / "jobs" / "run").mkdir(parents=True)
-    naming.name(Folder(tmp_path / "jobs" / "run"), "4")
-    with pytest.raises(
-        LaunchError, match=r"no run .*; of job 4: .*/run was written by notebook_accel another"
-    ):
-        naming.find_newest("")
-    naming.name(Folder(tmp_path / "jobs" / "run"), "4")  # the number is given again
+    naming.name(JobFolder(tmp_path / "jobs" / "run"), "4")
+    with pytest.raises(LaunchError, match=r"/run was written by notebook_accel another"):
+        naming.find(naming.find_newest(""), "").read_job()
+    naming.name(JobFolder(tmp_path / "jobs" / "run"), "4")  # the number is given again
     assert naming.find("4", "").path == tmp_path / "jobs" / "run"
     with pytest.raises(LaunchError, match=r"there are 4$"):
         naming.find("5", "")
@@ -119,14 +118,12 @@ def test_only_folders_of_this_user_are_read(
     (tmp_path / "jobs" / "damaged").mkdir(mode=0o700)
     write_format(tmp_path / "jobs" / "damaged", 7.0)
     (tmp_path / "jobs" / "damaged" / "job").write_bytes(b"no job")
-    naming.name(Folder(tmp_path / "jobs" / "damaged"), "8")
-    with pytest.raises(LaunchError, match=r"newest run cannot be read, the one of job 8: .*; attach\(3\)"):
-        naming.find_newest("")
-    (tmp_path / "jobs" / "damaged" / "format").write_text('{"launched": "7"}')
+    naming.name(JobFolder(tmp_path / "jobs" / "damaged"), "8")
+    with pytest.raises(LaunchError, match=r"damaged/job cannot be read"):
+        naming.find(naming.find_newest(""), "").read_job()
+    (tmp_path / "jobs" / "damaged" / "run.json").write_text('{"launched": "odd"}')
     assert naming.find_newest("") == "3"
-    write_format(tmp_path / "jobs" / "damaged", 5.5)
-    assert naming.find_newest("") == "3"
-    naming.name(Folder(tmp_path / "jobs" / "run"), "4")
+    naming.name(JobFolder(tmp_path / "jobs" / "run"), "4")
     (tmp_path / "jobs" / "run").chmod(0o770)
     with pytest.raises(LaunchError, match="is not yours alone, and what is in it would be run"):
         naming.find("4", "")
