@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -260,3 +261,35 @@ def test_a_format_of_another_version_is_told(
     cell = kernel.run("attach('unknown')")
     assert cell.error is not None and "no run unknown is known" in cell.error[1]
     assert "there are 1 (getpid)" in cell.error[1]
+
+
+def test_a_full_disk_blocks_no_worker_and_no_stop(
+    state: Path, tmp_path: Path, start_kernel: Callable[[], Kernel]
+) -> None:
+    state.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", state]).returncode:
+        pytest.skip("only root can make a small file system")
+    try:
+        kernel = start_kernel()
+        kernel.run(
+            "def flood(folder):\n"
+            "    accelerator = Accelerator()\n"
+            "    for number in range(40_000): print('line', number, 'x' * 500)\n"
+            "    Path(folder, f'began{accelerator.process_index}').touch()\n"
+            "    while not accelerator.should_stop: time.sleep(0.02)\n"
+            "    return 'saved'\n"
+            f"run = launch(flood, {str(tmp_path)!r}, block=False, view='none')"
+        ).ok()
+        wait_for_ranks(tmp_path)
+        (driver,) = list_drivers(state)
+        kernel.run("run.request_stop()").ok()
+        time.sleep(2)
+        assert list_drivers(state) == [driver], "its end waits for room"
+        subprocess.run(["mount", "-o", "remount,size=256m", state], check=True)
+        cell = kernel.run("run.result(), run.status, run.record.notice", timeout=PATIENCE).ok()
+        value, status, notice = ast.literal_eval(cell.value)
+        assert (value, status) == ("saved", "stopped") and "lines are lost here: the disk was full" in notice
+        assert wait_until(lambda: not list_drivers(state), 30)
+        kernel.close()
+    finally:
+        subprocess.run(["umount", "-l", state], check=True)

@@ -384,6 +384,32 @@ def test_seconds_and_ranks_of_numpy() -> None:
     assert check(**job).monitor_interval == 0.5
 
 
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"engine": "inprocess"},
+            "detach=True with engine='inprocess': it is for engine='local' and engine='slurm'",
+        ),
+        ({"engine": "ray"}, "detach=True with engine='ray': it is for engine='local' and engine='slurm'"),
+        ({"hosts": ["gpu1"]}, "detach=True with engine='ssh': it is for engine='local' and engine='slurm'"),
+        ({"num_nodes": 2, "use_port": 29599}, "detach=True with a notebook on each node"),
+        ({"start_method": "fork"}, "with detach=True the workers outlive this process"),
+        ({"name": "12"}, "name='12': at most 100 characters, of which one is no digit, are needed"),
+        ({"name": "  "}, "name='  ': at most 100 characters, of which one is no digit, are needed"),
+        ({"name": "a\nb"}, "name='a\\nb': printable characters are needed"),
+        ({"name": 5}, "name=5: a string is needed"),
+    ],
+)
+def test_what_cannot_be_detached_or_named(changes: dict[str, Any], text: str) -> None:
+    assert text in str(_error(**{"detach": True, "num_processes": 2, **changes}))
+
+
+def test_a_detached_run_has_fresh_workers_and_a_name() -> None:
+    job = check(detach=True, num_processes=1, name="nightly", start_method="auto")
+    assert (job.engine, job.name, job.start_method) == ("local", "nightly", "fresh")
+
+
 def test_a_range_of_nodes() -> None:
     nodes = {"num_nodes": "1:4", "rdzv_backend": "c10d", "rdzv_endpoint": "localhost:29500"}
     ready = check(**nodes, start_method="auto", num_processes=1)
