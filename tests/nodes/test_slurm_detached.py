@@ -32,6 +32,7 @@ def jobs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("runs of jobs, 100%jobs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOTEBOOK_ACCEL_JOBS", str(folder))
+        patch.setenv("NOTEBOOK_ACCEL_STATE", str(folder / "state"))
         yield folder
 
 
@@ -317,23 +318,23 @@ def test_a_full_disk_stops_no_stop_and_damage_is_told(
     kernel.run(
         """
         import errno
-        from notebook_accel.launch.engines.slurm import recording
-        ask_to_stop = recording.Folder.ask_to_stop
+        from notebook_accel.launch.engines.slurm.job_folder import JobFolder
+        ask_to_stop = JobFolder.ask_to_stop
 
         def find_no_space(folder, grace):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        recording.Folder.ask_to_stop = find_no_space
+        JobFolder.ask_to_stop = find_no_space
         try:
             run.stop(20)
         finally:
-            recording.Folder.ask_to_stop = ask_to_stop
+            JobFolder.ask_to_stop = ask_to_stop
         """,
         timeout=PATIENCE,
     ).ok()
     assert kernel.run("run.result(), run.status").ok().value == "('stopped at 1', 'stopped')"
     (folder,) = jobs_folder.glob(f"{job}@*")
-    (events,) = folder.resolve().glob("events-0")
+    (events,) = folder.resolve().glob("events-0.0")
     written = bytearray(events.read_bytes())
     damaged = written.rindex(b"step 1 of rank")
     written[damaged:] = b"\xff" * (len(written) - damaged)
@@ -396,7 +397,11 @@ def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path:
     assert cell.error is not None and "no run of job 987654 is known in" in cell.error[1]
     cell = kernel.run("attach('gpu', view='nothing')")
     assert cell.error is not None and cell.error[0] == "ValueError"
-    assert "job='gpu': the number of a job is needed" in cell.error[1] and "view='nothing'" in cell.error[1]
+    assert "view='nothing'" in cell.error[1]
+    cell = kernel.run("attach('gpu')")
+    assert cell.error is not None and "no run gpu is known in" in cell.error[1]
+    cell = kernel.run("attach(True)")
+    assert cell.error is not None and "run=True: the number or the name of a run is needed" in cell.error[1]
     (tmp_path / "run").mkdir()
     (tmp_path / "run").chmod(0o777)
     (jobs_folder / "987654@elsewhere").symlink_to(tmp_path / "run")
@@ -409,7 +414,7 @@ def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path:
         "os.environ['SLURM_JOB_ID'] = '1'\ntry:\n    launch(train, '', 1)\nfinally:\n    del os.environ['SLURM_JOB_ID']"
     )
     assert cell.error is not None and "unset SLURM_JOB_ID to submit a job of its own" in cell.error[1]
-    cell = kernel.run("notebook_launcher(print, (), 1, detach=True, engine='local')")
+    cell = kernel.run("notebook_launcher(print, (), 1, detach=True, engine='inprocess')")
     assert cell.error is not None and "detach=True" in cell.error[1] and "engine='slurm'" in cell.error[1]
 
 
