@@ -65,7 +65,7 @@ TESTED: dict[str, tuple[str, ...]] = {
         "unit/launch/agent/test_client.py::test_an_agent_that_is_killed_while_it_imports",
         "unit/launch/agent/test_client.py::test_all_end_with_a_process_that_is_killed",
         "unit/launch/agent/test_server.py::test_a_killed_template_costs_one_launch",
-        "unit/launch/agent/test_server.py::test_a_module_that_ends_the_process_costs_one_launch",
+        "unit/launch/agent/test_server.py::test_a_module_that_ends_the_process_is_passed_over",
     ),
     "what ranks have started does not obey, and shared memory that they forget": (
         "faults/test_leftovers.py::test_by_a_function",

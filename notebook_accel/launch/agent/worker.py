@@ -69,11 +69,11 @@ class Program:
 
     Attributes:
         module: its name; its function `main` gets the arguments and the further descriptors, and returns the exit code.
-        arguments: texts.
+        arguments: of it.
     """
 
     module: str
-    arguments: Sequence[str]
+    arguments: Sequence[Any]
 
     def run(self, ends: WorkerEnds, fds: Sequence[int]) -> NoReturn:
         """Run it; nobody who ordered it waits."""

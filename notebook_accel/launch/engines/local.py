@@ -34,7 +34,7 @@ from .attempts import GroupEngine
 from .base import Outcome
 from .detached import local as detached
 from .detached.folder import FOLDER, Folder
-from .detached.local import LocalWatch, Work
+from .detached.local import LocalWatch
 from .nodes import stores
 
 
@@ -107,11 +107,11 @@ class LocalEngine(GroupEngine[Plan]):
         """Start the process that runs a job without this one."""
         if job.log_dir is not None:
             make_folder(job.log_dir)  # the other process writes there: what is wrong is told now
-        needed = [compiler_preload.MODULE] if compiler_preload.is_needed_by(job.function) else []
-        state = ParentState.capture(job, needed)
-        work = Work(pickled=pack_job(job.function, job.args, job.name), parent_state=state)
-        with interrupts.delay_interrupt():  # a run that nobody knows could not be found again
-            return detached.start_driver(job, work)
+        with (
+            self.plan(job) as plan,
+            interrupts.delay_interrupt(),
+        ):  # a run that nobody knows could not be found again
+            return detached.start_driver(job, plan.payload, plan.parent_state)
 
     def outlives(self, job: Job) -> bool:
         """Return whether the run has a process of its own, and so goes on without this one."""

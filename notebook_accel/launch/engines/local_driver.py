@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ...config.argument_checks import parse_port
 from ...events import Event
@@ -17,6 +17,7 @@ from ...stream.logs import LogFiles
 from ...stream.record import RunRecord
 from .. import descriptors
 from ..agent import client
+from ..agent.parent_state import ParentState
 from ..job import Job, Rendezvous
 from ..supervise.control import Control
 from ..transfer import failures
@@ -24,7 +25,6 @@ from ..transfer.shared_memory import SharedPickle
 from .base import Outcome
 from .detached.driving import StopWatch, make_over
 from .detached.folder import Folder
-from .detached.local import Work
 from .detached.recording import Over, Writer
 from .local import LocalEngine, Plan
 
@@ -33,24 +33,24 @@ _GRACE: Final = 30.0  # where the system asks this process to end
 
 
 class _DetachedEngine(LocalEngine):
-    """Starts ranks of a run whose function and variables are of the notebook that launched it.
+    """Starts ranks of a run that another process has planned.
 
     Args:
-        work: these.
+        payload: the function and its arguments.
+        state: what the workers find of that process.
     """
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
+    def __init__(self, payload: SharedPickle, state: ParentState) -> None:
+        self._payload, self._state = payload, state
 
     @contextlib.contextmanager
     def plan(self, job: Job) -> Iterator[Plan]:
         """Return what the notebook gave."""
-        with contextlib.closing(SharedPickle(self._work.pickled)) as payload:
-            plan = Plan(payload=payload, parent_state=self._work.parent_state, setup=None)
-            try:
-                yield plan
-            finally:
-                plan.store = None  # this closes it
+        plan = Plan(payload=self._payload, parent_state=self._state, setup=None)
+        try:
+            yield plan
+        finally:
+            plan.store = None  # this closes it
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return nothing: the notebook has said it."""
@@ -67,14 +67,17 @@ class _Lock:
         return [self.fd]
 
 
-def main(path: str, fd: int) -> int:
-    """Run what a folder has, and write there what it says; return the exit code.
+def main(path: str, state: ParentState, layout: Any, lock_fd: int, *fds: int) -> int:
+    """Run a job, and write to its folder what it says; return the exit code.
 
     Args:
-        path: of the folder.
-        fd: of its lock, held.
+        path: of the folder, which has the job.
+        state: what the workers find of the process that launched it.
+        layout: of the memory with the function and its arguments.
+        lock_fd: descriptor of the folder's lock, held.
+        fds: of the memory.
     """
-    lock = _Lock(fd)
+    lock = _Lock(lock_fd)
     descriptors.keep_from_forks(lock)
     os.umask(0o077)  # workers have the notebook's
     folder, control, record = Folder(Path(path)), Control(), RunRecord()
@@ -97,13 +100,13 @@ def main(path: str, fd: int) -> int:
         job = replace(job, background=True, rendezvous=Rendezvous(port=port))
         if job.log_dir is not None:
             logs.append(LogFiles(job.log_dir, job.name))
-        outcome: Outcome = _DetachedEngine(folder.read_work()).run(job, record, deliver, control)
+        engine = _DetachedEngine(SharedPickle.from_filenos(layout, fds), state)
+        outcome: Outcome = engine.run(job, record, deliver, control)
         over = make_over(outcome, control)
     except BaseException as error:
         over = Over(rank=-1, time=time.time(), error=failures.describe(error))
     for each in logs:
         each.close()
-    folder.forget_work()
     folder.note_end("stopped" if over.was_stopped else "failed" if over.is_bad or record.failures else "done")
     writer.close(over)
     client.end()

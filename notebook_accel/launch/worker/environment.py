@@ -92,4 +92,5 @@ def count_threads(job: Job) -> int:
     """Return the threads for each worker's CPU kernels: what the user asks of OpenMP, else its share of the cores."""
     said = job.environment.get("OMP_NUM_THREADS") or environ.get("OMP_NUM_THREADS") or ""
     asked = said.split(",")[0].strip()
-    return (int(asked) if asked.isdecimal() else 0) or devices.share_of_cores(job.local_world_size)
+    threads = int(asked) if asked.isdecimal() and len(asked) < 10 else 0
+    return threads or devices.share_of_cores(job.local_world_size)

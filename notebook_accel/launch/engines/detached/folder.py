@@ -37,15 +37,7 @@ LOG: Final = "job.log"
 """What the process that drives the run has written itself."""
 _DAYS: Final = 30.0
 _DAY_SECONDS: Final = 86_400
-_TOLD, _JOB, _CELLS, _WORK, _LOCK, _END, _STOP = (
-    "run.json",
-    "job",
-    "cells",
-    "work",
-    "lock",
-    "end.json",
-    "stop-",
-)
+_TOLD, _JOB, _CELLS, _LOCK, _END, _STOP = ("run.json", "job", "cells", "lock", "end.json", "stop-")
 _LOG_LINES: Final = 20
 _HEARD_SECONDS: Final = 60.0  # six times as long as a run is ever silent
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -76,12 +68,11 @@ class Folder:
         if found.st_uid != os.getuid() or found.st_mode & others:
             raise LaunchError(f"{path} is not yours alone, and what is in it would be run: nothing is read")
 
-    def fill(self, job: Job, work: object, sources: Mapping[str, list[str]], told: Mapping[str, Any]) -> None:
+    def fill(self, job: Job, sources: Mapping[str, list[str]], told: Mapping[str, Any]) -> None:
         """Write what is to run.
 
         Args:
-            job: what runs; its function and arguments are in `work`.
-            work: what whoever drives the run takes.
+            job: what runs; its function and arguments are left out.
             sources: lines of the notebook's cells, by the file name under which they were compiled.
             told: what is told of it besides its name.
 
@@ -97,11 +88,19 @@ class Folder:
         (self.path / _TOLD).write_text(
             json.dumps({**_describe_format(), LAUNCHED: launched, **found, **told})
         )
-        for name, value in ((_JOB, parts), (_CELLS, sources), (_WORK, work)):
-            with open(self.path / name, "xb") as file:
-                pickle.dump(value, file, protocol=5)
-                file.flush()
-                os.fsync(file.fileno())
+        self.write(_JOB, parts)
+        self.write(_CELLS, sources)
+
+    def write(self, name: str, value: object) -> None:
+        """Write a value to a new file; other machines see it then.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with open(self.path / name, "xb") as file:
+            pickle.dump(value, file, protocol=5)
+            file.flush()
+            os.fsync(file.fileno())
 
     def tell(self) -> dict[str, Any]:
         """Return what anybody may know of the run without its pickles; empty where nothing can be read."""
@@ -147,18 +146,9 @@ class Folder:
         with contextlib.suppress(Exception):  # unpickling has no end of ways to fail; the value is worth more
             cell_sources.install(pickle.loads((self.path / _CELLS).read_bytes()))
 
-    def read_work(self) -> Any:
-        """Return what the run's driver takes."""
-        return pickle.loads((self.path / _WORK).read_bytes())
-
     def remove(self) -> None:
         """Remove it."""
         shutil.rmtree(self.path, ignore_errors=True)
-
-    def forget_work(self) -> None:
-        """Remove what the run takes: it has ended."""
-        with contextlib.suppress(OSError):
-            (self.path / _WORK).unlink()
 
     def ask_to_stop(self, grace: float) -> None:
         """Leave word that the ranks are to stop: an empty file, for which a full disk has room too.

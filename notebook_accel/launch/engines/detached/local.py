@@ -6,7 +6,7 @@ import os
 import pickle
 import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from .... import interrupts
@@ -19,7 +19,7 @@ from ...agent.parent_state import ParentState
 from ...agent.worker import Program
 from ...durations import format_duration
 from ...job import Job
-from ...transfer.pickled import Pickled
+from ...transfer.shared_memory import SharedPickle
 from ..base import Outcome
 from .folder import LOG, Folder, describe_here, make_numbered, prune
 from .watch import SILENT_SECONDS, Watch
@@ -28,25 +28,13 @@ _DRIVER: Final = "notebook_accel.launch.engines.local_driver"
 _LOOK_SECONDS: Final = 0.2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
-    """What the driver of a run takes.
-
-    Attributes:
-        pickled: the function with its arguments.
-        parent_state: what the workers find of the process that launched the run.
-    """
-
-    pickled: Pickled
-    parent_state: ParentState
-
-
-def start_driver(job: Job, work: Work) -> Folder:
+def start_driver(job: Job, payload: SharedPickle, state: ParentState) -> Folder:
     """Start the process that runs a job without this one, and return the folder of its run.
 
     Args:
         job: what runs.
-        work: its function, and what its workers find of this process.
+        payload: its function and arguments.
+        state: what its workers find of this process.
 
     Raises:
         LaunchError: it cannot start, or the folder cannot be made.
@@ -57,11 +45,11 @@ def start_driver(job: Job, work: Work) -> Folder:
         fds: list[int] = []
         try:
             fds.append(folder.hold())
-            folder.fill(job, work, work.parent_state.sources, describe_here())
+            folder.fill(job, state.sources, describe_here())
             fds.append(
                 os.open(folder.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
             )
-            _order_driver(folder, work.parent_state, *fds)
+            _order_driver(folder, payload, state, *fds)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -74,11 +62,11 @@ def start_driver(job: Job, work: Work) -> Folder:
     return folder
 
 
-def _order_driver(folder: Folder, state: ParentState, lock: int, log: int) -> None:
-    program = Program(module=_DRIVER, arguments=[str(folder.path)])
+def _order_driver(folder: Folder, payload: SharedPickle, state: ParentState, lock: int, log: int) -> None:
+    program = Program(module=_DRIVER, arguments=[str(folder.path), state, payload.layout])
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        fds = [theirs.fileno(), log, log, lock]
+        fds = [theirs.fileno(), log, log, lock, *payload.filenos()]
         order = WorkerOrder(
             rank=0,
             environment=state.variables,
@@ -153,7 +141,6 @@ class LocalWatch(Watch):
             self.say(Notice(rank=-1, time=time.time(), text=text))
 
     def _make_lost_outcome(self) -> Outcome:
-        self._folder.forget_work()
         ended = self._said or None
         if self.was_asked_to_stop and self._record.phases and not self._folder.has_restarted:
             return self.make_stopped_outcome(ended)

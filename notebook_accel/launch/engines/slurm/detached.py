@@ -82,6 +82,7 @@ class JobWatch(Watch):
         self, job_id: str, folder: JobFolder, record: RunRecord, deliver: Deliver, control: Control
     ) -> None:
         super().__init__(f"job {job_id}", folder, record, deliver, control)
+        self._folder: JobFolder = folder
         self._job_id = job_id
         self._state = JobState(job_id=job_id, state="PENDING")
         self._looked = self._next_look = time.monotonic()

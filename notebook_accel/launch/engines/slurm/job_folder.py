@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 import secrets
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ CLUSTER: Final = "cluster"
 """What is told of a run besides: the name of its cluster."""
 _SUBMITTED: Final = "submitted"
 _ATTEMPT: Final = "attempt"
+_WORK: Final = "work"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,8 @@ class JobFolder(Folder):
             path.mkdir(mode=0o700, parents=True)
             folder = cls(path)
             try:
-                folder.fill(job, work, work.origin.notes.sources, {CLUSTER: cluster})
+                folder.fill(job, work.origin.notes.sources, {CLUSTER: cluster})
+                folder.write(_WORK, work)
             except BaseException:
                 folder.remove()  # else a full disk would stay full
                 raise
@@ -72,6 +75,17 @@ class JobFolder(Folder):
     def cluster(self) -> str:
         """The name of the cluster that the run was submitted to, empty where nobody knows it."""
         return str(self.tell().get(CLUSTER, ""))
+
+    def read_work(self) -> Work:
+        """Return what the job runs."""
+        found = pickle.loads((self.path / _WORK).read_bytes())
+        assert isinstance(found, Work)
+        return found
+
+    def forget_work(self) -> None:
+        """Remove what the job runs: it has ended."""
+        with contextlib.suppress(OSError):
+            (self.path / _WORK).unlink()
 
     def note_submission(self, moment: float) -> None:
         """Note when SLURM took the job, in seconds since the epoch."""
