@@ -9,7 +9,6 @@ import random
 import re
 import resource
 import signal
-import socket
 import sys
 import threading
 import time
@@ -24,7 +23,6 @@ import torch
 from notebook_accel import notebook_launcher
 from notebook_accel.launch.agent import client, modules
 from notebook_accel.launch.agent.orders import Limits
-from notebook_accel.launch.supervise.local_group import LocalWorkerGroup
 from tests.faults.scripts import run
 
 EXEC = {"TORCH_OWN": "1"}
@@ -157,20 +155,19 @@ def test_files_beside_a_script_are_no_modules_of_its_agent(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["fork", "fresh"])
-def test_a_default_timeout_of_sockets_is_not_for_ours(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = LocalWorkerGroup._wait_for_starts
-
-    def wait_longer(group: LocalWorkerGroup) -> None:
-        wait(group)
-        time.sleep(1)
-
-    client.end()
-    monkeypatch.setattr(LocalWorkerGroup, "_wait_for_starts", wait_longer)
-    socket.setdefaulttimeout(0.2)
-    try:
-        found = notebook_launcher(
-            os.getppid, num_processes=2, start_method=method, view="none", returns="all"
-        )
-    finally:
-        socket.setdefaulttimeout(None)
-    assert len(found) == 2
+def test_a_default_timeout_of_sockets_is_not_for_ours(method: str, tmp_path: Path) -> None:
+    out = run(
+        f"""
+        import socket, time
+        from notebook_accel.launch.supervise.local_group import LocalWorkerGroup
+        wait = LocalWorkerGroup._wait_for_starts
+        def wait_longer(group):
+            wait(group)
+            time.sleep(1)
+        LocalWorkerGroup._wait_for_starts = wait_longer
+        socket.setdefaulttimeout(0.2)
+        print(notebook_launcher(len, ("ab",), 2, start_method={method!r}, returns="all", view="none"))
+        """,
+        tmp_path,
+    )
+    assert out.splitlines()[-1] == "[2, 2]", out
