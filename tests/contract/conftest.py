@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from notebook_accel.launch.engines import base
 from notebook_accel.launch.engines.base import Engine
 from tests.contract.engines import ENGINES, Tried
 from tests.notebooks.kernel import Cell, Kernel, make_event_loop
@@ -34,8 +33,9 @@ class Case:
         self, source: str, *, during: Callable[[], None] | None = None, then: str = "value", **more: Any
     ) -> Cell:
         """Run a cell that defines `f` and launches it as this engine does; the cell's value is that of `then`."""
-        arguments = {"engine": self.tried.engine, **self.tried.arguments, **more}
-        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        arguments = {**self.tried.arguments, **more}
+        engine = self.tried.engine if self.tried.kind else repr(self.tried.engine)
+        given = ", ".join([f"engine={engine}", *(f"{name}={value!r}" for name, value in arguments.items())])
         code = f"{source.strip()}\nvalue = notebook_launcher(f, {given})\n{then}"
         return self.kernel.run(code, timeout=self.tried.patience, during=during)
 
@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     found = []
     for name, tried in ENGINES.items():
         is_there = importlib.util.find_spec(tried.needs) is not None  # otherwise its row is skipped
-        engine = base.find(tried.engine) if is_there else None
+        engine = tried.find() if is_there else None
         if engine is None or (not asked & engine.refuses.keys() and engine.has_workers >= need_workers):
             marks = [pytest.mark.may_leak(kind, reason=reason) for kind, reason in tried.keeps.items()]
             found.append(pytest.param(name, marks=marks))
@@ -83,4 +83,4 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             kernel = stack.enter_context(tried.place(tmp_path_factory.mktemp("place"))).start_kernel(folder)
         stack.callback(kernel.close)
         kernel.run(f"{IMPORTS}\n{tried.prepare}", timeout=tried.patience).ok()
-        yield Case(tried, kernel, base.find(tried.engine))
+        yield Case(tried, kernel, tried.find())

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tests.nodes import slurm_cluster, ssh_hosts
+from notebook_accel.launch.engines import base
+from notebook_accel.launch.engines.base import Engine
+from notebook_accel.launch.engines.remote.command_engine import CommandEngine
+from tests.nodes import network, slurm_cluster, ssh_hosts
+from tests.nodes.network import Network
 from tests.notebooks.kernel import Kernel
 
 
@@ -24,7 +29,8 @@ class Tried:
     """One engine in one form.
 
     Attributes:
-        engine: its name.
+        engine: its name; where it has none by which it is found, a name of the kernel's.
+        kind: its class, where it has none.
         arguments: of each launch.
         prepare: a cell that runs before the first launch.
         needs: module without which it cannot be tried.
@@ -36,6 +42,7 @@ class Tried:
     """
 
     engine: str
+    kind: type[Engine] | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
     prepare: str = ""
     needs: str = "torch"
@@ -45,13 +52,50 @@ class Tried:
     obstacle: Callable[[], str] = str
     keeps: Mapping[str, str] = field(default_factory=dict)
 
+    def find(self) -> Engine:
+        """Return the engine, to be asked what it has."""
+        return base.find(self.engine) if self.kind is None else self.kind.__new__(self.kind)
+
     @property
     def ranks(self) -> int:
         """Return how many ranks its launches have."""
         return int(self.arguments.get("num_processes", 1))
 
 
+@dataclass(frozen=True)
+class Namespaces:
+    """Namespaces of this machine, which stand for containers."""
+
+    network: Network
+
+    def start_kernel(self, folder: Path) -> Kernel:
+        """Start a kernel outside of them."""
+        return Kernel(folder, HOSTS=" ".join(self.network.names))
+
+
+@contextmanager
+def make_namespaces(folder: Path) -> Iterator[Namespaces]:
+    network = Network([f"ns{os.getpid()}c{node}" for node in range(2)], f"ns{os.getpid()}cb")
+    try:
+        network.make()
+        yield Namespaces(network)
+    finally:
+        network.remove()
+
+
 ENGINES: Mapping[str, Tried] = {
+    "command": Tried(
+        engine="place",
+        kind=CommandEngine,
+        arguments={"num_processes": 2},
+        prepare="""
+from notebook_accel.launch.engines.remote.command_engine import CommandEngine
+place = CommandEngine(["ip", "netns", "exec", "{host}", "sh", "-c", "{script}"], os.environ["HOSTS"].split())
+""",
+        place=make_namespaces,
+        obstacle=network.why_not,
+        keeps=ssh_hosts.KEEPS,
+    ),
     "inprocess": Tried(engine="inprocess"),
     **{
         method: Tried(engine="local", arguments={"num_processes": 2, "start_method": method})

@@ -188,6 +188,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("bootstrap", "pool"),
         ("hosts_group",),
         ("hosts_engine",),
+        ("command_engine",),
     ),
     "launch.engines.slurm": (
         ("command", "holder"),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -97,9 +95,3 @@ def find_telling_line(said: Sequence[str]) -> str:
         line for line in lines if re.search(r"ssh:|kex_|onnect|esolve|imed? ?out|rror|not found", line)
     ]
     return (telling or lines or [""])[-1][:300]
-
-
-def find_client(ssh: Sequence[str], search: str | None) -> bool:
-    """Return whether the client is there; `search` is the path of folders with programs."""
-
-    return shutil.which(ssh[0], path=search if search is not None else os.defpath) is not None
