@@ -177,7 +177,10 @@ format: $(VENV)/dev.stamp
 unexport PYTHONDONTWRITEBYTECODE
 APART := unshare --mount sh -c 'mount -t tmpfs none /dev/shm && exec "$$0" "$$@"'
 CAN_BE_APART = $(shell $(APART) true 2>/dev/null && echo yes)
-IF_APART = $(if $(CAN_BE_APART),$(APART))
+IF_APART = $(if $(CAN_BE_APART),$(APART)) $(IN_TIME)
+# A lane that hangs is interrupted, which shows where, before whoever waits for all of them gives up.
+LANES_SECONDS := 4200
+IN_TIME = $(if $(LANES_END),timeout --signal=INT --kill-after=60 $$(($(LANES_END) - $$(date +%s))))
 NUM_LANES = $(if $(CAN_BE_APART),$(shell $(BASE_PYTHON) -c 'import os; print(os.cpu_count() + 1)'),1)
 LANES := test-unit test-nodes test-notebooks test-rest test-colab test-libraries test-contract test-xla test-plain test-docs lint
 # A lane whose environment is still being made would begin last, after shorter ones.
@@ -187,7 +190,8 @@ REPORT = --junitxml=$(REPORTS)/$@.xml
 test:
 	rm -rf $(REPORTS)
 	-$(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(ENVIRONMENTS)
-	lanes=0; $(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target $(LANES) || lanes=$$?; \
+	end=; ! command -v timeout >/dev/null || end=$$(($$(date +%s) + $(LANES_SECONDS))); \
+	lanes=0; $(MAKE) --keep-going --jobs=$(NUM_LANES) --output-sync=target LANES_END=$$end $(LANES) || lanes=$$?; \
 	$(MAKE) test-ray || lanes=$$?; $(BASE_PYTHON) -m tests.failures $(REPORTS); exit $$lanes
 
 UNIT := tests/differential tests/structure tests/unit
