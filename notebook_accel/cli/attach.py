@@ -31,8 +31,9 @@ def attach(run: str | None, stop: bool) -> None:
         click.echo(f"\n{error}", err=True)
         raise
     except (LaunchError, RunStoppedError) as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(1)
+        is_wanted = stop and isinstance(error, RunStoppedError)
+        click.echo(str(error) if is_wanted else f"Error: {error}", err=True)
+        sys.exit(0 if is_wanted else 1)
     except Exception:  # a rank's own, with its traceback
         sys.excepthook(*sys.exc_info())
         sys.exit(1)

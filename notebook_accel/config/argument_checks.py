@@ -11,7 +11,6 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-_LONGEST_NAME: Final = 100
 _DAY: Final = 86_400
 _PREFIX_FIELDS: Final = {"rank": 0, "local_rank": 0, "role_name": ""}
 _OF_ARGUMENTS: Final = frozenset({"backend", "endpoint", "run_id", "min_nodes", "max_nodes", "rank"})
@@ -128,11 +127,9 @@ def check_text(name: str, value: Any) -> Iterator[Exception]:
 def check_name(name: str, value: Any) -> Iterator[Exception]:
     """Check the name of a run; one of digits alone would be a number."""
     yield from check_text(name, value)
-    if isinstance(value, str) and (
-        not value.strip() or value.strip().isdecimal() or len(value) > _LONGEST_NAME
-    ):
+    if isinstance(value, str) and (value != value.strip() or value.isdecimal() or not 0 < len(value) <= 100):
         yield ValueError(
-            f"{name}={value!r}: at most {_LONGEST_NAME} characters, of which one is no digit, are needed"
+            f"{name}={value!r}: 1 to 100 characters are needed, not digits alone, no space at the ends"
         )
 
 

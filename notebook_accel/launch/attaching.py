@@ -14,7 +14,7 @@ from .durations import Start
 from .engines import base
 from .engines.base import Engine
 from .engines.detached import folder as detached
-from .engines.detached.folder import FOLDER, LAUNCHED, Folder
+from .engines.detached.folder import Folder
 from .engines.slurm import naming
 from .engines.slurm.job_folder import JobFolder, find_root
 from .job import Job
@@ -43,38 +43,38 @@ def find(run: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
         problems.insert(0, ValueError(f"run={run!r}: the number or the name of a run is needed"))
     raise_all(problems, _CALLER)
     try:
-        return _find(None if run is None else str(run).strip(), options)
+        return _find(None if run is None else str(run), options)
     except KeyboardInterrupt:  # without our own frames: SLURM may take long to answer
         raise KeyboardInterrupt(f"{_CALLER}: the run goes on, if it has not ended") from None
 
 
 def _find(run: str | None, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
-    folder, place = _find_folder(run)
+    folder = _find_folder(run)
     folder.install_cells()
     recorded = folder.read_job()
-    found = replace(
+    watched = replace(
         recorded,
         background=not options["block"],
         view=options["view"],
         output=options["output"],
         prefix=options[_PREFIX] or recorded.prefix,
-        options={**recorded.options, "detach": place, FOLDER: folder},
+        options={**recorded.options, "detach": True},
+        attached=folder,
+        holds=(),
     )
-    return found, base.find(found.engine), Start.at(found.options[LAUNCHED])
+    return watched, base.find(watched.engine), Start.at(folder.launched)
 
 
-def _find_folder(run: str | None) -> tuple[Folder, str]:
-    """Return the folder of a run, and its number or that of its job."""
-    found: list[tuple[float, Folder, str]] = []
+def _find_folder(run: str | None) -> Folder:
+    """Return the folder of a run."""
+    found: list[Folder] = []
     problem: LaunchError | None = None
     for folder in detached.list_local():
-        told, number = folder.tell(), folder.path.name
-        if run is None or run == (number if run.isdecimal() else told.get("name")):
-            found.append((folder.launched, folder, number))
+        if run is None or run == (folder.number if run.isdecimal() else folder.read_metadata().get("name")):
+            found.append(folder)
     if _has_jobs():
         try:
-            job_folder, job_id = naming.find_job(run)
-            found.append((job_folder.launched, job_folder, job_id))
+            found.append(naming.find_job(run))
         except LaunchError as error:
             problem = error
     if run is not None and run.isdecimal() and len(found) > 1:
@@ -82,7 +82,7 @@ def _find_folder(run: str | None) -> tuple[Folder, str]:
             f"{run} is the number of a run on this machine and of a job of SLURM: attach to it by its name"
         )
     if found:
-        return max(found, key=lambda each: each[0])[1:]
+        return max(found, key=lambda each: each.launched)
     raise LaunchError(_describe_absence(run) + (f"; of SLURM: {problem}" if problem is not None else ""))
 
 
@@ -92,7 +92,7 @@ def _has_jobs() -> bool:
 
 
 def _describe_absence(run: str | None) -> str:
-    known = [f"{each.path.name} ({each.tell().get('name')})" for each in detached.list_local()]
+    known = [f"{each.number} ({each.read_metadata().get('name')})" for each in detached.list_local()]
     there = f"there are {', '.join(known[-_MOST_TOLD:])}" if known else "there is none"
     which = "no run" if run is None else f"no run {run}"
     return f"{which} is known in {detached.find_state()}, {there}: launch one with detach=True"
@@ -101,25 +101,23 @@ def _describe_absence(run: str | None) -> str:
 def list_runs() -> list[dict[str, str]]:
     """Return what is known of all runs that were launched with `detach=True`, oldest first: texts by heading."""
     rows: list[tuple[float, dict[str, str]]] = []
-    folders: list[tuple[Folder, str]] = [(each, each.path.name) for each in detached.list_local()]
-    folders += (
-        [(each, f"job {job_id}") for each, job_id in naming.list_jobs(naming.find_cluster())]
-        if _has_jobs()
-        else []
-    )
-    for folder, number in folders:
-        told = folder.tell()
+    folders: list[Folder] = [*detached.list_local()]
+    if _has_jobs():
+        folders += naming.list_jobs(naming.find_cluster())
+    for folder in folders:
+        metadata = folder.read_metadata()
         if isinstance(folder, JobFolder):
             end = folder.read_end()
-            status, where = ("submitted" if end is None else end[0]), str(told.get("cluster", ""))
+            number, place = f"job {folder.number}", "cluster"
+            status = "submitted" if end is None else end[0]
         else:
-            status, where = detached.describe_status(folder), str(told.get("host", ""))
+            number, place, status = folder.number, "host", detached.describe_status(folder)
         row = {
             "run": number,
-            "name": str(told.get("name", "?")),
+            "name": str(metadata.get("name", "?")),
             "status": status,
-            "processes": str(told.get("processes", "?")),
-            "where": where,
+            "processes": str(metadata.get("processes", "?")),
+            "where": str(metadata.get(place, "")),
             "launched": time.strftime("%Y-%m-%d %H:%M", time.localtime(folder.launched)),
         }
         rows.append((folder.launched, row))
@@ -128,4 +126,4 @@ def list_runs() -> list[dict[str, str]]:
 
 def prune() -> list[str]:
     """Remove all runs on machines that are over; return which they were."""
-    return [f"run {folder.path.name}" for folder in detached.prune(0.0)]
+    return [f"run {folder.number}" for folder in detached.prune(0.0)]

@@ -79,6 +79,7 @@ class Job:
         options: every argument of `notebook_launcher` by name, also those that have no attribute here.
         quiet: whether the run is neither announced nor listed by `runs()`: a dry launch or a session.
         serve: the workers of a session run this in place of the function; see `worker.main.WorkerSpec`.
+        attached: the `Folder` of a run that goes on already, and is only watched; None where the job is to start.
         holds: ids of the devices that this run alone uses, as in CUDA_VISIBLE_DEVICES; empty on CPUs.
     """
 
@@ -108,6 +109,7 @@ class Job:
     options: Mapping[str, Any] = field(default_factory=dict)
     quiet: bool = False
     serve: Callable[..., None] | None = None
+    attached: Any = None
     holds: tuple[str, ...] = ()
 
     def without_work(self) -> Job:

@@ -44,11 +44,12 @@ def open_run(job: Job, engine: Engine, sinks: Sequence[MakeSink], start: Start |
     Raises:
         LaunchError: too few devices are free, and the message says which run holds which; or too few descriptors.
     """
-    if engine.on_this_node and engine.has_workers:
+    starts_here = engine.on_this_node and job.attached is None
+    if starts_here and engine.has_workers:
         require_descriptors(job.local_world_size)
     for ended in runtime.runs():
         ended.forget_variables()  # until now a debugger could show them; now the new run needs the memory
-    if engine.on_this_node and job.device_kind is not devices.CPU:
+    if starts_here and job.device_kind is not devices.CPU:
         job = reserve_devices(job)
     run = Run(job, engine, sinks, start)
     if not job.quiet:

@@ -139,7 +139,7 @@ class Run:
 
         Raises:
             BaseException: the job could not start.
-            KeyboardInterrupt: the cell was interrupted before that. The run has ended.
+            KeyboardInterrupt: the cell was interrupted before that. The run has ended, or was left.
         """
         __tracebackhide__ = True
         try:
@@ -154,6 +154,8 @@ class Run:
                 interrupts.obey_interrupt()
         except KeyboardInterrupt:
             self.break_off()
+            if self.status == "left":
+                raise KeyboardInterrupt(str(self._error)) from None
             raise
         if not self._begun.is_set() and self._error is not None:
             raise self._error

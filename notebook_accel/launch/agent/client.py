@@ -277,6 +277,14 @@ def start(*, background: bool = False) -> Agent:
     return agent
 
 
+def order(order: WorkerOrder, fds: Sequence[int]) -> AgentWorker:
+    """Order a worker of this process's agent, which is started where there is none; see `Agent.start_worker`."""
+    try:
+        return start().start_worker(order, fds)
+    except ConnectionError:  # it has just ended
+        return start().start_worker(order, fds)
+
+
 def spawn(
     *,
     path: Sequence[str],

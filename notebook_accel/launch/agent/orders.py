@@ -113,6 +113,7 @@ class WorkerOrder:
         command: what a rank of a script runs, see `launch.worker.script`; empty for a function.
         work: a pickled `agent.worker.Work`, for a function.
         num_fds: how many descriptors belong to the order, its own counted.
+        outlives: whether the process is no descendant of the notebook's: what ends all of these leaves it alone.
     """
 
     rank: int
@@ -123,6 +124,7 @@ class WorkerOrder:
     command: Sequence[str] = ()
     work: bytes = b""
     num_fds: int = 5
+    outlives: bool = False
 
 
 def find_directory() -> str:

@@ -236,6 +236,8 @@ class Server:
             self._start(order, fds, fresh=False)
         elif order.command or not self._finish_import() or self._has_changed(order):
             self._start(order, fds, fresh=True)
+        elif order.outlives:  # a template would be between
+            self._start(order, fds, fresh=False)
         else:
             self._prepare(order.imports, fds, is_asked=False)
             template = self._template
@@ -369,7 +371,7 @@ class Server:
         try:
             opened += os.pipe()
             opened.append(os.dup(fds[1]))
-            pid = os.fork()
+            pid = _fork_away() if order.outlives else os.fork()
             if pid == 0:
                 self._become_worker(order, fds, *opened, fresh=fresh)
         except OSError as error:
@@ -378,9 +380,13 @@ class Server:
                 os.close(fd)
             return
         end, held, status = opened
-        os.close(end)
-        self._workers[pid] = (status, held)
         _tell(status, orders.STARTED, pid)
+        os.close(end)
+        if order.outlives:
+            os.close(held)
+            os.close(status)
+        else:
+            self._workers[pid] = (status, held)
 
     def _become_worker(self, order: WorkerOrder, fds: Sequence[int], *others: int, fresh: bool) -> NoReturn:
         end, held, status = others
@@ -496,10 +502,34 @@ def _tell(status: int, what: bytes, number: int) -> None:
         os.write(status, orders.STATUS.pack(what, number))
 
 
-def _adopt_orphans() -> None:
+def _adopt_orphans(yes: bool = True) -> None:
     """Let templates whose template has ended stay below this process, as debuggers of workers may require."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_SUBREAPER, int(yes), 0, 0, 0)
+
+
+def _fork_away() -> int:
+    """Fork a process that is no descendant of this one; return 0 in it, and here the id of one that has ended.
+
+    Raises:
+        OSError: the system gives no process.
+    """
+    _adopt_orphans(False)
+    try:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                if os.fork() == 0:
+                    return 0
+                os._exit(0)
+            except OSError as error:
+                os._exit(error.errno or 1)
+        _, status = os.waitpid(pid, 0)
+        if code := os.waitstatus_to_exitcode(status):
+            raise OSError(code, os.strerror(code))
+        return pid
+    finally:
+        _adopt_orphans()
 
 
 def _keep_own_descriptors() -> None:

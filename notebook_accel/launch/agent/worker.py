@@ -14,6 +14,7 @@ from multiprocessing import process
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Protocol
 
+from ... import environ
 from .. import children, signals
 from ..transfer.shared_memory import SharedPickle
 from ..worker import script
@@ -136,6 +137,7 @@ def run(order: WorkerOrder, fds: Sequence[int], end: int) -> NoReturn:
 
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.close(fds[0])
+    environ.restore(order.environment)
     sys.path[:] = order.imports.path
     for place in [place for place, finder in sys.path_importer_cache.items() if finder is None]:
         del sys.path_importer_cache[place]  # it was no folder when it was looked for

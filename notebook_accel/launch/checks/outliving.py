@@ -17,7 +17,7 @@ _HOSTED: Final = {"COLAB_RELEASE_TAG": "Colab's machine", "KAGGLE_KERNEL_RUN_TYP
 _UNIT: Final = ".service"
 
 
-def describe_end() -> str:
+def describe_killer() -> str:
     """Return a sentence about what ends runs that outlive this process; empty where nothing is known of that kind."""
     what = _find_end()
     return f"It ends with {what}." if what else ""

@@ -33,7 +33,7 @@ from ..worker import environment
 from .attempts import GroupEngine
 from .base import Outcome
 from .detached import local as detached
-from .detached.folder import FOLDER, Folder
+from .detached.folder import Folder
 from .detached.local import LocalWatch
 from .nodes import stores
 
@@ -83,16 +83,16 @@ class LocalEngine(GroupEngine[Plan]):
 
     def _run_detached(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         now = time.time()
-        if job.options["detach"] is True:
+        if job.attached is None:
             self._folder = self._detach(job)
             text = self.announce(job).detail
             notes = [
                 detached.describe_detached(self._folder),
-                outliving.describe_end(),
+                outliving.describe_killer(),
                 patches.describe(job),
             ]
         else:
-            self._folder = job.options[FOLDER]
+            self._folder = job.attached
             text = detached.describe_attached(self._folder, job)
             notes = []
         deliver(
@@ -101,7 +101,7 @@ class LocalEngine(GroupEngine[Plan]):
                 *(Notice(rank=-1, time=now, text=note) for note in notes if note),
             ]
         )
-        return LocalWatch(f"run {self._folder.path.name}", self._folder, record, deliver, control).run()
+        return LocalWatch(f"run {self._folder.number}", self._folder, record, deliver, control).run()
 
     def _detach(self, job: Job) -> Folder:
         """Start the process that runs a job without this one."""
@@ -120,11 +120,11 @@ class LocalEngine(GroupEngine[Plan]):
     def find_left(self, job: Job) -> Job:
         """Return the job with which a run is watched again that was left."""
         assert self._folder is not None
-        return replace(job, options={**job.options, "detach": "again", FOLDER: self._folder})
+        return replace(job, attached=self._folder)
 
     def describe_place(self) -> str:
         """Return the number of a run that outlives this process."""
-        return f"run {self._folder.path.name}" if self._folder is not None else ""
+        return f"run {self._folder.number}" if self._folder is not None else ""
 
     def describe_interrupt(self, job: Job, record: RunRecord) -> str:
         """Return what has become of a run whose cell was interrupted."""
@@ -148,7 +148,7 @@ class LocalEngine(GroupEngine[Plan]):
         with contextlib.ExitStack() as stack:
             payload: Any = (job.function, job.args)
             if job.start_method != "fork":
-                pickled = pack_job(job.function, job.args, job.name, share=True)
+                pickled = pack_job(job.function, job.args, job.name, share=not self.outlives(job))
                 with interrupts.delay_interrupt():
                     payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
             needed = [compiler_preload.MODULE] if compiler_preload.is_needed_by(job.function) else []

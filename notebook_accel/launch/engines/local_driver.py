@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from ..transfer import failures
 from ..transfer.shared_memory import SharedPickle
 from .base import Outcome
 from .detached.driving import StopWatch, make_over
-from .detached.folder import Folder
+from .detached.folder import Folder, Lock
 from .detached.recording import Over, Writer
 from .local import LocalEngine, Plan
 
@@ -57,16 +57,6 @@ class _DetachedEngine(LocalEngine):
         return ""
 
 
-@dataclass(frozen=True)
-class _Lock:
-    """The lock of the run, which no other process may hold: not the agent, and not what outlives it."""
-
-    fd: int
-
-    def filenos(self) -> list[int]:
-        return [self.fd]
-
-
 def main(path: str, state: ParentState, layout: Any, lock_fd: int, *fds: int) -> int:
     """Run a job, and write to its folder what it says; return the exit code.
 
@@ -77,8 +67,9 @@ def main(path: str, state: ParentState, layout: Any, lock_fd: int, *fds: int) ->
         lock_fd: descriptor of the folder's lock, held.
         fds: of the memory.
     """
-    lock = _Lock(lock_fd)
-    descriptors.keep_from_forks(lock)
+    lock, payload = Lock(lock_fd), SharedPickle.from_filenos(layout, fds)
+    descriptors.keep_from_forks(payload)
+    client.fork()
     os.umask(0o077)  # workers have the notebook's
     folder, control, record = Folder(Path(path)), Control(), RunRecord()
     signal.signal(signal.SIGTERM, lambda *_: control.stop(_GRACE))
@@ -94,20 +85,20 @@ def main(path: str, state: ParentState, layout: Any, lock_fd: int, *fds: int) ->
         stop.look()
 
     try:
-        client.fork()
         job = folder.read_job()
         port = parse_port(job.options["use_port"]) or 0
         job = replace(job, background=True, rendezvous=Rendezvous(port=port))
         if job.log_dir is not None:
             logs.append(LogFiles(job.log_dir, job.name))
-        engine = _DetachedEngine(SharedPickle.from_filenos(layout, fds), state)
+        engine = _DetachedEngine(payload, state)
         outcome: Outcome = engine.run(job, record, deliver, control)
         over = make_over(outcome, control)
     except BaseException as error:
         over = Over(rank=-1, time=time.time(), error=failures.describe(error))
     for each in logs:
         each.close()
-    folder.note_end("stopped" if over.was_stopped else "failed" if over.is_bad or record.failures else "done")
+    folder.note_end(over.describe_status(has_failed_ranks=bool(record.failures)))
     writer.close(over)
     client.end()
+    lock.close()
     return 0

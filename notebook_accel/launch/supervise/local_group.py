@@ -349,11 +349,7 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
             work=pickled,
             num_fds=len(fds) + 2,
         )
-        agent = client.start()
-        try:
-            return agent.start_worker(order, fds)
-        except ConnectionError:  # it has just ended
-            return client.start().start_worker(order, fds)
+        return client.order(order, fds)
 
     def _make_spec(self, rank: int) -> WorkerSpec:
         return WorkerSpec(

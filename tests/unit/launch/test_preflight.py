@@ -395,8 +395,14 @@ def test_seconds_and_ranks_of_numpy() -> None:
         ({"hosts": ["gpu1"]}, "detach=True with engine='ssh': it is for engine='local' and engine='slurm'"),
         ({"num_nodes": 2, "use_port": 29599}, "detach=True with a notebook on each node"),
         ({"start_method": "fork"}, "with detach=True the workers outlive this process"),
-        ({"name": "12"}, "name='12': at most 100 characters, of which one is no digit, are needed"),
-        ({"name": "  "}, "name='  ': at most 100 characters, of which one is no digit, are needed"),
+        (
+            {"name": "12"},
+            "name='12': 1 to 100 characters are needed, not digits alone, no space at the ends",
+        ),
+        (
+            {"name": "  "},
+            "name='  ': 1 to 100 characters are needed, not digits alone, no space at the ends",
+        ),
         ({"name": "a\nb"}, "name='a\\nb': printable characters are needed"),
         ({"name": 5}, "name=5: a string is needed"),
     ],

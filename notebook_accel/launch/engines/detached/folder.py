@@ -23,24 +23,45 @@ from typing import Any, Final
 from .... import environ, probes
 from .... import events as event_classes
 from ....errors import LaunchError
+from ... import descriptors
 from ...job import Job
 from ...transfer import cell_sources
-from .recording import Alive, Kept, Left, Over, Recording, Standing
+from .recording import Alive, Left, Over, Recording, Snapshot, Stored
 
 VARIABLE: Final = "NOTEBOOK_ACCEL_STATE"
 DAYS_VARIABLE: Final = "NOTEBOOK_ACCEL_STATE_DAYS"
 LAUNCHED: Final = "launched"
 """The option of a recorded job that says when it was launched, in seconds since the epoch."""
-FOLDER: Final = "folder"
-"""The option of a job that is watched again that has its folder."""
 LOG: Final = "job.log"
 """What the process that drives the run has written itself."""
 _DAYS: Final = 30.0
 _DAY_SECONDS: Final = 86_400
 _TOLD, _JOB, _CELLS, _LOCK, _END, _STOP = ("run.json", "job", "cells", "lock", "end.json", "stop-")
+_LAST: Final = "last"
 _LOG_LINES: Final = 20
 _HEARD_SECONDS: Final = 60.0  # six times as long as a run is ever silent
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Lock:
+    """The lock of a run, which no fork of its holder keeps: one may live longer.
+
+    Args:
+        fd: its descriptor, which this object owns.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        descriptors.keep_from_forks(self)
+
+    def filenos(self) -> list[int]:
+        """Return what no fork keeps."""
+        return [self.fd]
+
+    def close(self) -> None:
+        """Let go of it."""
+        descriptors.forget(self)
+        os.close(self.fd)
 
 
 class Folder:
@@ -51,6 +72,7 @@ class Folder:
 
     Attributes:
         path: of the folder.
+        number: of the run, or of its job.
         recording: where its events are.
 
     Raises:
@@ -58,7 +80,7 @@ class Folder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.number = path, path.name
         self.recording = Recording(path)
         try:
             found = path.stat()
@@ -102,7 +124,7 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
 
-    def tell(self) -> dict[str, Any]:
+    def read_metadata(self) -> dict[str, Any]:
         """Return what anybody may know of the run without its pickles; empty where nothing can be read."""
         try:
             return dict(json.loads((self.path / _TOLD).read_text()))
@@ -113,7 +135,7 @@ class Folder:
     def launched(self) -> float:
         """When the run was launched, in seconds since the epoch; 0 where nobody knows."""
         try:
-            return float(self.tell().get(LAUNCHED, 0.0))
+            return float(self.read_metadata().get(LAUNCHED, 0.0))
         except (TypeError, ValueError):
             return 0.0
 
@@ -132,7 +154,7 @@ class Folder:
             ) from error
 
     def _check_format(self) -> None:
-        ours, theirs = _describe_format(), self.tell()
+        ours, theirs = _describe_format(), self.read_metadata()
         if {name: theirs.get(name) for name in ours} != ours:
             version = theirs.get("version", "another version")
             which = f"another state of {version}" if version == ours["version"] else version
@@ -193,27 +215,28 @@ class Folder:
 
     # -- whether it lives
 
-    def hold(self) -> int:
-        """Hold the lock of the run; return its descriptor. The run lives while any process has it open.
+    def hold(self) -> Lock:
+        """Hold the lock of the run, which lives while any process has its descriptor.
 
         Raises:
             OSError: the file system has no locks.
         """
-        lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = Lock(os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         return lock
 
     @property
     def is_held(self) -> bool:
-        """Whether the process lives that drives the run. That of another host is taken to while it has just written."""
+        """Whether the process lives that drives the run; that of another host does if it has written a moment ago."""
+        is_fresh = time.time() - self.find_last_write() < _HEARD_SECONDS
         try:
             lock = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return False
+            return is_fresh  # it is just being launched
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -221,19 +244,19 @@ class Folder:
         finally:
             os.close(lock)
         # not every network file system tells others of a lock
-        return not self.is_of_here and time.time() - self.find_heard() < _HEARD_SECONDS
+        return is_fresh and not self.is_local
 
     @property
-    def is_of_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the run is one of this machine."""
-        return self.tell().get("host") == socket.gethostname()
+        return self.read_metadata().get("host") == socket.gethostname()
 
     @property
     def has_restarted(self) -> bool:
         """Whether the machine was started again since the launch."""
-        return self.is_of_here and self.tell().get("boot") != find_boot()
+        return self.is_local and self.read_metadata().get("boot") != find_boot()
 
-    def find_heard(self) -> float:
+    def find_last_write(self) -> float:
         """Return when the run has written last, in seconds since the epoch."""
         times = [0.0]
         for each in (self.path, *self.path.glob("events-*")):
@@ -247,7 +270,7 @@ def _describe_format() -> dict[str, str]:
     told = [each for each in vars(event_classes).values() if isinstance(each, type)]
     fields = sorted(
         f"{each.__name__}({', '.join(field.name for field in dataclasses.fields(each))})"
-        for each in (*told, Over, Alive, Left, Kept, Standing, Job)
+        for each in (*told, Over, Alive, Left, Stored, Snapshot, Job)
         if dataclasses.is_dataclass(each)
     )
     return {
@@ -286,17 +309,24 @@ def make_numbered() -> Folder:
     root = find_state() / "runs"
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number = max([int(path.name) for path in _list_numbered()], default=0)
+        number = max([_read_last(root), *(int(path.name) for path in _list_numbered())])
         while True:
             number += 1
             path = root / str(number)
             with contextlib.suppress(FileExistsError):  # another launch of this moment has it
                 path.mkdir(mode=0o700)
+                (root / _LAST).write_text(str(number))  # a number is never given again
                 return Folder(path)
     except OSError as error:
         raise LaunchError(
             f"the run has no folder to write to: {error}; {VARIABLE} names another place"
         ) from error
+
+
+def _read_last(root: Path) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        return int((root / _LAST).read_text())
+    return 0
 
 
 def _list_numbered() -> Sequence[Path]:
@@ -324,8 +354,8 @@ def find_holders() -> dict[str, str]:
     """Return the runs that hold devices of this machine and outlive their notebooks, by the ids of devices."""
     found: dict[str, str] = {}
     for folder in list_local():
-        told = folder.tell()
-        if told.get("holds") and folder.is_of_here and folder.is_held:
+        told = folder.read_metadata()
+        if told.get("holds") and folder.is_local and folder.is_held:
             text = (
                 f"run {folder.path.name} ({told.get('name')}), see notebook_accel.attach({folder.path.name})"
             )
@@ -334,18 +364,20 @@ def find_holders() -> dict[str, str]:
 
 
 def prune(days: float | None = None) -> list[Folder]:
-    """Remove runs that are over; return what their folders were.
+    """Remove runs that are over, and return them.
 
     Args:
-        days: how long ago they have ended at least; None is as long as such runs are kept.
+        days: how long ago they have ended at least; None is as long as such runs are kept. It is a day at least for
+            those of other machines, of which nobody knows for certain that they are over.
     """
     if days is None:
         days = _read_days()
     removed: list[Folder] = []
     for folder in list_local():
         end = folder.read_end()
-        last = folder.find_heard() if end is None else end[1]
-        if time.time() - last >= days * _DAY_SECONDS and not folder.is_held:
+        last = folder.find_last_write() if end is None else end[1]
+        least = days if folder.is_local else max(days, 1.0)
+        if time.time() - last >= least * _DAY_SECONDS and not folder.is_held:
             folder.remove()
             removed.append(folder)
     return removed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import socket
@@ -26,6 +27,7 @@ from .watch import SILENT_SECONDS, Watch
 
 _DRIVER: Final = "notebook_accel.launch.engines.local_driver"
 _LOOK_SECONDS: Final = 0.2
+_LOCK_SECONDS: Final = 1.0
 
 
 def start_driver(job: Job, payload: SharedPickle, state: ParentState) -> Folder:
@@ -42,17 +44,12 @@ def start_driver(job: Job, payload: SharedPickle, state: ParentState) -> Folder:
     prune()
     folder = make_numbered()
     try:
-        fds: list[int] = []
-        try:
-            fds.append(folder.hold())
+        with contextlib.ExitStack() as held:
+            lock = held.enter_context(contextlib.closing(folder.hold()))
             folder.fill(job, state.sources, describe_here())
-            fds.append(
-                os.open(folder.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-            )
-            _order_driver(folder, payload, state, *fds)
-        finally:
-            for fd in fds:
-                os.close(fd)
+            log = os.open(folder.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            held.callback(os.close, log)
+            _order_driver(folder, payload, state, lock.fd, log)
     except OSError as error:
         folder.remove()  # else a full disk would stay full
         raise LaunchError(f"the run cannot be left to a process of its own: {error}") from error
@@ -75,8 +72,9 @@ def _order_driver(folder: Folder, payload: SharedPickle, state: ParentState, loc
             imports=replace(state.imports, path=client.list_path()),
             work=pickle.dumps(program),
             num_fds=len(fds) + 2,
+            outlives=True,
         )
-        driver = client.start().start_worker(order, fds)
+        driver = client.order(order, fds)
         try:
             while not driver.pid and not driver.look():
                 wait_readable(driver.fileno(), _LOOK_SECONDS)
@@ -89,13 +87,13 @@ def _order_driver(folder: Folder, payload: SharedPickle, state: ParentState, loc
 
 def describe_detached(folder: Folder) -> str:
     """Return how a run is found again that was just launched."""
-    number = folder.path.name
+    number = folder.number
     return f"Run {number} goes on without this notebook: notebook_accel.attach({number}) shows it again. Stop ends it."
 
 
 def describe_left(folder: Folder) -> str:
     """Return how a run is found again that nobody watches here any more."""
-    number = folder.path.name
+    number = folder.number
     return f"run {number} goes on: notebook_accel.attach({number}) shows it again"
 
 
@@ -103,14 +101,15 @@ def describe_attached(folder: Folder, job: Job) -> str:
     """Return which run is shown again."""
     since = format_duration(time.time() - folder.launched)
     count = "1 process" if job.local_world_size == 1 else f"{job.local_world_size} processes"
-    where = "" if folder.is_of_here else f" of {folder.tell().get('host')}"
-    return f"Run {folder.path.name}: {job.name} on {count}{where}, launched {since} ago."
+    where = "" if folder.is_local else f" of {folder.read_metadata().get('host')}"
+    return f"Run {folder.number}: {job.name} on {count}{where}, launched {since} ago."
 
 
 class LocalWatch(Watch):
     """Shows a run on a machine, this one or another that writes to the same folder."""
 
     _is_silent = False
+    _looked = 0.0
 
     def describe_left(self) -> str:
         """Return how the run is found again."""
@@ -118,14 +117,18 @@ class LocalWatch(Watch):
 
     def look(self) -> Outcome | None:
         """Return the outcome of a run whose driver has ended without a word; tell one that is silent."""
+        now = time.monotonic()
+        if now - self._looked < _LOCK_SECONDS:
+            return None
+        self._looked = now
         if not self._folder.is_held:
             if self.pass_on():  # its last words, written since
                 return None
             return self._make_lost_outcome()
-        is_silent = time.monotonic() - self._heard > SILENT_SECONDS
+        is_silent = now - self._heard > SILENT_SECONDS
         if is_silent and not self._is_silent:
             text = (
-                f"Nothing has come from run {self._folder.path.name} for {SILENT_SECONDS:g} s: is there room for what "
+                f"Nothing has come from run {self._folder.number} for {SILENT_SECONDS:g} s: is there room for what "
                 f"it writes in {self._folder.path}, and does its machine run?"
             )
             self.say(Notice(rank=-1, time=time.time(), text=text))
@@ -147,11 +150,9 @@ class LocalWatch(Watch):
         why = "the process that drives it was ended from outside"
         if self._folder.has_restarted:
             why = "its machine was started again"
-        elif not self._folder.is_of_here:
-            why = (
-                f"it ran on {self._folder.tell().get('host')}, which has ended it or is not heard of any more"
-            )
-        text = f"run {self._folder.path.name} is lost: {why}. What it had said until then is shown"
+        elif not self._folder.is_local:
+            why = f"it ran on {self._folder.read_metadata().get('host')}, which is not heard of any more"
+        text = f"run {self._folder.number} is lost: {why}. What it had said until then is shown"
         if said := [line for line in self._folder.read_log() if line.strip()]:
             text += "\n" + "\n".join(said)
         return Outcome(error=LaunchError(text), ended=ended)

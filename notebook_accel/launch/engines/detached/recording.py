@@ -63,10 +63,11 @@ class Over(Event):
     error: RaisedError | None = None
     was_asked: bool = False
 
-    @property
-    def is_bad(self) -> bool:
-        """Whether something else than a failure of a rank has ended it."""
-        return bool(self.error or self.hang)
+    def describe_status(self, *, has_failed_ranks: bool) -> str:
+        """Return how the run has ended, as `Run.status` has it."""
+        if self.error or self.hang or (has_failed_ranks and not self.was_stopped):
+            return "failed"
+        return "stopped" if self.was_stopped or self.was_asked else "done"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,14 +81,14 @@ class Left(Event):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Kept(Event):
+class Stored(Event):
     """What a rank has returned or raised is in a file of its own, `name`."""
 
     name: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Standing(Event):
+class Snapshot(Event):
     """How things stand where a segment begins, for a reader who has not seen what was before."""
 
     events: Sequence[Event]
@@ -154,7 +155,7 @@ class Writer:
         self._standing: dict[tuple[object, ...], Event] = {}
         self._changing: dict[tuple[object, ...], Event] = {}
         self._began = self._synced = self._drawn = self._added = time.monotonic()
-        self._is_dirty = self._is_refused = False
+        self._is_dirty = self._is_disk_full = False
 
     def _open(self) -> int:
         path = self._recording.find(self._start, self._segment)
@@ -215,6 +216,7 @@ class Writer:
         if isinstance(event, Phase) and event.name == "restarting":
             self._changing.clear()
             self._standing.clear()
+            self._unsaved.clear()  # of an attempt that is over
         key = _find_key(event)
         if key is not None:
             if isinstance(event, Lines) or (isinstance(event, Progress) and event.finished):
@@ -246,17 +248,21 @@ class Writer:
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
-                self._tell_refusal(error)
+                self._note_full_disk(error)
                 return
             del self._unsaved[0]
-            self._add(Kept(rank=first.event.rank, time=first.event.time, name=first.name))
+            self._add(Stored(rank=first.event.rank, time=first.event.time, name=first.name))
 
     def _add(self, event: Event) -> None:
-        if self._is_refused and len(self._waiting) > _MAX_WAITING and not isinstance(event, (Phase, Kept)):
+        if (
+            self._is_disk_full
+            and len(self._waiting) > _MAX_WAITING
+            and not isinstance(event, (Phase, Stored))
+        ):
             self._num_dropped += len(event.texts) if isinstance(event, Lines) else 0
             return
         event = _strip(event)
-        if isinstance(event, (Phase, Kept)):
+        if isinstance(event, (Phase, Stored)):
             self._standing[type(event).__name__, event.rank] = event
         self._added = time.monotonic()
         for part in frame(event):
@@ -287,9 +293,9 @@ class Writer:
                 written = os.write(self._file, self._waiting[:_READ_BYTES])
                 del self._waiting[:written]
                 self._size += written
-                self._is_dirty, self._is_refused = True, False
+                self._is_dirty, self._is_disk_full = True, False
         except OSError as error:
-            self._tell_refusal(error)
+            self._note_full_disk(error)
         return not self._waiting
 
     def _begin_segment(self) -> None:
@@ -299,11 +305,11 @@ class Writer:
             file = self._open()
         except OSError as error:  # no room for its name: this one goes on
             self._segment -= 1
-            self._tell_refusal(error)
+            self._note_full_disk(error)
             return
         os.close(self._file)
         self._file, self._size = file, 0
-        standing = Standing(rank=-1, time=time.time(), events=tuple(self._standing.values()))
+        standing = Snapshot(rank=-1, time=time.time(), events=tuple(self._standing.values()))
         for part in frame(standing):
             self._waiting += part
         removed = self._segment - LAST_BYTES // _SEGMENT_BYTES
@@ -311,11 +317,11 @@ class Writer:
             with contextlib.suppress(OSError):
                 self._recording.find(self._start, removed).unlink()
 
-    def _tell_refusal(self, error: OSError) -> None:
-        if not self._is_refused:
+    def _note_full_disk(self, error: OSError) -> None:
+        if not self._is_disk_full:
             with contextlib.suppress(OSError):  # it goes to the same disk
                 print(f"what the run says cannot be written: {error}", file=sys.stderr, flush=True)
-        self._is_refused = True
+        self._is_disk_full = True
 
     def _sync(self) -> None:
         with contextlib.suppress(OSError):  # told where it is written
@@ -384,7 +390,7 @@ class Reader:
                 self._place, self._position, self._frames = following, 0, FrameReader()
 
     def _resolve(self, event: Event) -> list[Event]:
-        if isinstance(event, Standing):
+        if isinstance(event, Snapshot):
             if not self._is_after_gap:
                 return []
             text = (
@@ -393,7 +399,7 @@ class Reader:
             )
             notice = Notice(rank=-1, time=event.time, text=text)
             return [notice, *(each for standing in event.events for each in self._resolve(standing))]
-        return [self._load(event.name)] if isinstance(event, Kept) else [event]
+        return [self._load(event.name)] if isinstance(event, Stored) else [event]
 
     def _load(self, name: str) -> Event:
         path = self.recording.folder / name

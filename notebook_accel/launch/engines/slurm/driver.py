@@ -160,11 +160,11 @@ def main(path: str) -> int:
         leave()
     for each in logs:
         each.close()
-    has_failed = bool(over.is_bad or record.failures)
-    folder.note_end("stopped" if over.was_stopped else "failed" if has_failed else "done")
+    status = over.describe_status(has_failed_ranks=bool(record.failures))
+    folder.note_end(status)
     writer.close(over)
     folder.forget_work()
-    return int(has_failed)
+    return int(status == "failed")
 
 
 def _run(

@@ -23,7 +23,6 @@ from ...supervise.delivery import Deliver
 from ...supervise.stop_agreement import StopAgreement
 from ...supervise.worker_group import Attempt
 from ..base import Outcome
-from ..detached.folder import FOLDER, LAUNCHED
 from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, uses_cpu
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
@@ -106,10 +105,7 @@ class SlurmEngine(HostsEngine):
 
     def find_left(self, job: Job) -> Job:
         """Return the job with which a run is watched again that was left."""
-        assert self._folder is not None
-        launched = self._folder.read_job().options[LAUNCHED]
-        more = {"detach": self._watched, LAUNCHED: launched, FOLDER: self._folder}
-        return replace(job, options={**job.options, **more})
+        return replace(job, attached=self._folder)
 
     def describe_place(self) -> str:
         """Return the number of the job, once there is one."""
@@ -134,14 +130,13 @@ class SlurmEngine(HostsEngine):
             get_pool().end_wait(record)
 
     def _run_detached(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        asked = job.options["detach"]
         what = describe_size(job.local_world_size, self._count_nodes(job.options))
-        if asked is True:
+        if job.attached is None:
             job_id = self._submit(job, record, control)
             text, note = f"Launching {job.name} on {what} by SLURM.", detached.describe_detached(job_id)
         else:
-            job_id, since = str(asked), time.time() - job.options[LAUNCHED]
-            self._folder = job.options[FOLDER]
+            self._folder = job.attached
+            job_id, since = job.attached.number, time.time() - job.attached.launched
             text, note = f"Job {job_id}: {job.name} on {what}, launched {format_duration(since)} ago.", ""
         self._watched = job_id
         assert self._folder is not None

@@ -74,7 +74,7 @@ class JobFolder(Folder):
     @property
     def cluster(self) -> str:
         """The name of the cluster that the run was submitted to, empty where nobody knows it."""
-        return str(self.tell().get(CLUSTER, ""))
+        return str(self.read_metadata().get(CLUSTER, ""))
 
     def read_work(self) -> Work:
         """Return what the job runs."""

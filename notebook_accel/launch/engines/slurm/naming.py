@@ -60,8 +60,8 @@ def name(folder: JobFolder, job_id: str) -> None:
         folder.note_submission(state.submitted)
 
 
-def find_job(run: str | None) -> tuple[JobFolder, str]:
-    """Return the folder of a run and the number of its job.
+def find_job(run: str | None) -> JobFolder:
+    """Return the folder of a run.
 
     Args:
         run: the number of its job, or its name; None is the one that was submitted last.
@@ -73,26 +73,31 @@ def find_job(run: str | None) -> tuple[JobFolder, str]:
     if run is None:
         run = find_newest(cluster)
     elif not run.isdecimal():
-        named = [job_id for folder, job_id in list_jobs(cluster) if folder.tell().get("name") == run]
+        named = [each.number for each in list_jobs(cluster) if each.read_metadata().get("name") == run]
         if not named:
             raise LaunchError(f"no run with the name {run!r} is known")
         run = named[-1]
-    return find(run, cluster), run
+    return find(run, cluster)
 
 
-def list_jobs(cluster: str) -> list[tuple[JobFolder, str]]:
-    """Return the folders of runs of jobs with the numbers of these, oldest first.
+def list_jobs(cluster: str) -> list[JobFolder]:
+    """Return the folders of runs of jobs, oldest first.
 
     Args:
         cluster: name of theirs; empty where SLURM does not say it.
     """
-    found: list[tuple[float, tuple[int, str], JobFolder]] = []
+    found: list[JobFolder] = []
     for entry in _list_entries():
         with contextlib.suppress(LaunchError):
             if _may_be_of(entry, cluster):
-                folder = JobFolder(entry.link.resolve())
-                found.append((folder.launched, _as_number(entry.job_id), folder))
-    return [(folder, job_id) for _, (_, job_id), folder in sorted(found, key=lambda each: each[:2])]
+                found.append(_open(entry))
+    return sorted(found, key=lambda each: (each.launched, _as_number(each.number)))
+
+
+def _open(entry: _Entry) -> JobFolder:
+    folder = JobFolder(entry.link.resolve())
+    folder.number = entry.job_id
+    return folder
 
 
 def find(job_id: str, cluster: str) -> JobFolder:
@@ -121,7 +126,7 @@ def find(job_id: str, cluster: str) -> JobFolder:
         raise LaunchError(
             f"job {job_id} is known of {_name_clusters(found)}, and SLURM does not say which cluster this is"
         )
-    folder = JobFolder(max(found, key=lambda entry: bool(entry.cluster)).link.resolve())
+    folder = _open(max(found, key=lambda entry: bool(entry.cluster)))
     if cluster:
         _check_submission(folder, job_id, cluster)
     return folder
@@ -137,7 +142,7 @@ def find_newest(cluster: str) -> str:
         LaunchError: none is known.
     """
     if jobs := list_jobs(cluster):
-        return jobs[-1][1]
+        return jobs[-1].number
     entries = _list_entries()
     others = f"; there are runs of {_name_clusters(entries)}" if entries else ""
     raise LaunchError(

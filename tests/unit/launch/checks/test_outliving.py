@@ -30,20 +30,20 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_an_ordinary_login_is_no_end(machine: Path) -> None:
-    assert outliving.describe_end() == ""
+    assert outliving.describe_killer() == ""
     (machine / "cgroup").write_text(
         "12:pids:/user.slice\n0::/user.slice/user-1000.slice/user@1000.service/x\n"
     )
-    assert outliving.describe_end() == ""
+    assert outliving.describe_killer() == ""
 
 
 def test_a_login_whose_processes_are_killed(machine: Path) -> None:
     (machine / "logind.conf.d" / "site.conf").write_text("[Login]\nKillUserProcesses = yes\n")
-    assert outliving.describe_end() == (
+    assert outliving.describe_killer() == (
         "It ends with the last login of this user (KillUserProcesses=yes), unless you say `loginctl enable-linger`."
     )
     (machine / "linger" / "ada").touch()
-    assert outliving.describe_end() == ""
+    assert outliving.describe_killer() == ""
 
 
 @pytest.mark.parametrize(
@@ -57,13 +57,13 @@ def test_a_login_whose_processes_are_killed(machine: Path) -> None:
 )
 def test_places_that_end(variable: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "1")
-    assert outliving.describe_end() == f"It ends with {words}."
+    assert outliving.describe_killer() == f"It ends with {words}."
 
 
 def test_a_container_and_a_service(machine: Path) -> None:
     (machine / "cgroup").write_text(SERVICE)
-    assert outliving.describe_end() == (
+    assert outliving.describe_killer() == (
         "It ends with the service jupyter-ada.service, which this notebook runs in."
     )
     (machine / "container").touch()
-    assert outliving.describe_end() == "It ends with this container."
+    assert outliving.describe_killer() == "It ends with this container."

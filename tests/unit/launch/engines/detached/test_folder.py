@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pickle
+import socket
 import time
 from pathlib import Path
 
@@ -113,19 +114,22 @@ def test_each_run_has_a_number_and_a_folder_of_its_own(state: Path) -> None:
     assert (first.path.name, second.path.name) == ("1", "2")
     assert {os.stat(path).st_mode & 0o777 for path in (state / "runs", first.path)} == {0o700}
     first.remove()
-    assert folders.make_numbered().path.name == "3"
+    third = folders.make_numbered()
+    assert third.number == "3"
+    third.remove()
+    assert folders.make_numbered().number == "4", "no number is given twice"
     second.path.chmod(0o770)
     with pytest.raises(LaunchError, match="is not yours alone"):
         Folder(second.path)
-    assert [each.path.name for each in folders.list_local()] == ["3"]
+    assert [each.path.name for each in folders.list_local()] == ["4"]
 
 
 def test_the_lock_says_whether_it_lives(folder: Folder) -> None:
     write_told(folder)
-    assert not folder.is_held
+    assert folder.is_held, "it is just being launched"
     lock = folder.hold()
-    copy = os.dup(lock)  # as a driver has it that was given it
-    os.close(lock)
+    copy = os.dup(lock.fd)  # as a driver has it that was given it
+    lock.close()
     assert folder.is_held
     with pytest.raises(OSError):
         folder.hold()
@@ -136,7 +140,7 @@ def test_the_lock_says_whether_it_lives(folder: Folder) -> None:
 def test_a_run_of_another_machine_lives_while_it_writes(folder: Folder) -> None:
     """Network file systems may tell other machines nothing of locks."""
     write_told(folder, host="elsewhere")
-    os.close(folder.hold())
+    folder.hold().close()
     Writer(folder.recording, 0).close(Over(rank=-1, time=1.0))
     assert folder.is_held and not folder.has_restarted
     for path in (folder.path, folder.recording.find(0, 0)):
@@ -146,6 +150,7 @@ def test_a_run_of_another_machine_lives_while_it_writes(folder: Folder) -> None:
 
 def test_a_machine_that_was_started_again_is_known(folder: Folder) -> None:
     write_told(folder, boot="another")
+    folder.hold().close()
     assert folder.has_restarted and not folder.is_held
 
 
@@ -153,6 +158,7 @@ def test_what_is_over_is_removed_after_a_time(state: Path, monkeypatch: pytest.M
     living, ended, lost, new = (folders.make_numbered() for _ in range(4))
     for each in (living, ended, lost, new):
         write_told(each)
+        each.hold().close()
     ended.note_end("done")
     new.note_end("failed")
     end = ended.path / "end.json"
@@ -168,7 +174,7 @@ def test_what_is_over_is_removed_after_a_time(state: Path, monkeypatch: pytest.M
     ]
     assert [each.path.name for each in folders.prune()] == ["2", "3"]
     assert [each.path.name for each in folders.prune(0.0)] == ["4"]
-    os.close(lock)
+    lock.close()
     monkeypatch.setenv(folders.DAYS_VARIABLE, "soon")
     with pytest.raises(LaunchError, match=r"NOTEBOOK_ACCEL_STATE_DAYS='soon': a number of days is needed"):
         folders.prune()
@@ -178,9 +184,43 @@ def test_devices_that_living_runs_hold_are_known(state: Path) -> None:
     living, over, elsewhere = (folders.make_numbered() for _ in range(3))
     write_told(living, name="train", holds=["0", "2"])
     write_told(over, name="train", holds=["1"])
+    over.hold().close()
     write_told(elsewhere, name="train", holds=["3"], host="elsewhere")
     locks = [living.hold(), elsewhere.hold()]
     holders = folders.find_holders()
     for lock in locks:
-        os.close(lock)
+        lock.close()
     assert holders == dict.fromkeys(["0", "2"], "run 1 (train), see notebook_accel.attach(1)")
+
+
+def test_no_fork_of_its_holder_keeps_the_lock(folder: Folder) -> None:
+    write_told(folder)
+    lock = folder.hold()
+    child, ours = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        child.send(b"x")
+        child.recv(1)
+        os._exit(0)
+    with child, ours:
+        ours.recv(1)  # it has begun
+        lock.close()
+        is_held = folder.is_held
+        ours.send(b"x")
+        os.waitpid(pid, 0)
+    assert not is_held
+
+
+def test_what_is_just_made_is_not_removed(state: Path) -> None:
+    folder = folders.make_numbered()
+    assert folders.prune(0.0) == [] and folder.path.exists()
+
+
+def test_what_ran_elsewhere_is_kept_a_day(state: Path) -> None:
+    folder = folders.make_numbered()
+    write_told(folder, host="elsewhere")
+    folder.hold().close()
+    os.utime(folder.path, (time.time() - 3600, time.time() - 3600))
+    assert folders.prune(0.0) == []
+    os.utime(folder.path, (time.time() - 90_000, time.time() - 90_000))
+    assert folders.prune(0.0) == [folder] or not folder.path.exists()

@@ -24,7 +24,7 @@ from notebook_accel.events import (
     Unfinished,
 )
 from notebook_accel.launch.engines.detached import recording
-from notebook_accel.launch.engines.detached.recording import Alive, Over, Reader, Recording, Standing, Writer
+from notebook_accel.launch.engines.detached.recording import Alive, Over, Reader, Recording, Snapshot, Writer
 from tests.unit.clock import Clock
 
 
@@ -222,7 +222,7 @@ def test_of_much_the_first_and_the_last_is_kept(place: Recording, monkeypatch: p
     assert isinstance(after[0], Notice) and "a part of what the run said is left out here" in after[0].text
     assert after[1:3] == [begun, value], "how things stood there"
     late = [event for event in read_all(slow) if not isinstance(event, Lines)]
-    assert late == [*after[:3], over] and not any(isinstance(event, Standing) for event in told)
+    assert late == [*after[:3], over] and not any(isinstance(event, Snapshot) for event in told)
 
 
 def test_what_does_not_fit_on_a_full_disk_is_counted(
@@ -251,3 +251,27 @@ def test_what_does_not_fit_on_a_full_disk_is_counted(
     assert notice.text == f"{100 - len(kept)} lines are lost here: the disk was full"
     assert result in told and isinstance(told[-1], Over)
     assert real is os.write
+
+
+def test_a_failure_of_an_attempt_that_is_over_is_not_written_late(
+    place: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> Any:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    writer, reader = Writer(place, 0), Reader(recording=place)
+    with monkeypatch.context() as patch:
+        patch.setattr(recording, "open", refuse, raising=False)
+        writer.write([Failure(rank=0, time=1.0, pid=5, exitcode=-9)])
+    result = Result(rank=0, time=2.0, value=b"v")
+    writer.write([Phase(rank=-1, time=2.0, name="restarting"), result])
+    assert [event for event in read_all(reader) if isinstance(event, (Failure, Result))] == [result]
+
+
+def test_the_end_in_a_word() -> None:
+    over = Over(rank=-1, time=1.0)
+    assert over.describe_status(has_failed_ranks=False) == "done"
+    assert over.describe_status(has_failed_ranks=True) == "failed"
+    asked = Over(rank=-1, time=1.0, was_asked=True)
+    assert asked.describe_status(has_failed_ranks=False) == "stopped", "its ranks have returned"
+    assert Over(rank=-1, time=1.0, hang="h").describe_status(has_failed_ranks=False) == "failed"
