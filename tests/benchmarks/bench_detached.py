@@ -125,7 +125,10 @@ def cost_of_a_driven_line(kernel: Kernel, folder: Path) -> float:
 def drives(process: psutil.Process, folder: Path) -> bool:
     with contextlib.suppress(OSError):
         fds = Path(f"/proc/{process.pid}/fd")
-        return any(os.readlink(fd).startswith(f"{folder}/state") for fd in fds.iterdir())
+        return any(
+            os.readlink(fd).startswith(f"{folder}/state") and os.readlink(fd).endswith("/lock")
+            for fd in fds.iterdir()
+        )
     return False
 
 
