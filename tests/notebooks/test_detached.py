@@ -298,3 +298,30 @@ def test_a_full_disk_blocks_no_worker_and_no_stop(
         kernel.close()
     finally:
         subprocess.run(["umount", "-l", state], check=True)
+
+
+def test_it_has_what_the_kernel_has_at_the_launch(tmp_path: Path, start_kernel: Callable[[], Kernel]) -> None:
+    kernel = start_kernel()
+    kernel.run("notebook_launcher(os.getpid, num_processes=1, start_method='fresh')", timeout=PATIENCE).ok()
+    cell = kernel.run(
+        f"""
+        os.environ["OMP_NUM_THREADS"] = "1"
+        os.chdir({str(tmp_path)!r})
+        shared = torch.zeros(1).share_memory_()
+
+        def see(folder):
+            Path(folder, f"began{{Accelerator().process_index}}").touch()
+            while not Path(folder, "go").exists():
+                time.sleep(0.02)
+            umask = os.umask(0)
+            return torch.get_num_threads(), shared.item(), os.getcwd() == folder, umask
+
+        run = launch(see, {str(tmp_path)!r}, block=False, view="none")
+        """
+    ).ok()
+    wait_for_ranks(tmp_path)
+    kernel.run("shared += 1").ok()
+    (tmp_path / "go").touch()
+    cell = kernel.run("run.result(), os.umask(0o022)", timeout=PATIENCE).ok()
+    (threads, value, is_there, umask), own = ast.literal_eval(cell.value)
+    assert (threads, value, is_there) == (1, 0.0, True) and umask == own

@@ -9,6 +9,7 @@ import gc
 import os
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +21,9 @@ from notebook_accel.errors import LaunchError
 from notebook_accel.events import Result
 from notebook_accel.launch import registry
 from notebook_accel.launch.engines.base import Outcome
+from notebook_accel.launch.engines.detached.folder import describe_here, make_numbered
 from notebook_accel.launch.engines.inprocess import InProcessEngine
+from notebook_accel.launch.engines.local import LocalEngine
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.run import Run
 from notebook_accel.launch.supervise.control import Control
@@ -305,3 +308,24 @@ def test_runs_and_sessions_see_each_others_devices(monkeypatch: pytest.MonkeyPat
     held.is_over = True
     assert registry.reserve_devices(make_job(local_world_size=2, device_kind=kind)).holds == ("0", "1")
     atexit.unregister(registry._close_sessions)
+
+
+def test_what_runs_that_outlive_their_notebooks_hold_is_not_given_away(
+    four_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTEBOOK_ACCEL_STATE", str(tmp_path))
+    folder = make_numbered()
+    wanted = registry.reserve_devices(job(2))
+    folder.fill(wanted, {}, describe_here())
+    lock = folder.hold()
+    try:
+        assert registry.reserve_devices(job(2)).holds == ("2", "3")
+        with pytest.raises(
+            LaunchError, match=r"0 by run 1 \(getpid\), see notebook_accel.attach\(1\); 1 by run 1"
+        ):
+            registry.reserve_devices(job(3))
+        watched = dataclasses.replace(job(4), attached=folder)
+        assert registry.open_run(watched, LocalEngine(), []).job.holds == (), "it takes none"
+    finally:
+        lock.close()
+    assert registry.reserve_devices(job(4)).holds == ("0", "1", "2", "3")
