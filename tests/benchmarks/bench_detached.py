@@ -114,8 +114,7 @@ def cost_of_a_driven_line(kernel: Kernel, folder: Path) -> float:
         ).ok()
         assert wait_until(lambda: all((folder / str(rank)).exists() for rank in range(RANKS)), _PATIENCE)
         time.sleep(1)  # the driver reads what is left
-        (driver,) = [each for each in psutil.process_iter() if drives(each, folder)]
-        used = driver.cpu_times()
+        used = next(each for each in psutil.process_iter() if drives(each, folder)).cpu_times()
         spent.append(used.user + used.system)
         (folder / "go").touch()
         kernel.run("run.result()").ok()

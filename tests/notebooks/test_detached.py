@@ -297,6 +297,8 @@ def test_a_full_disk_blocks_no_worker_and_no_stop(
         assert wait_until(lambda: not list_drivers(state), 30)
         kernel.close()
     finally:
+        for driver in list_drivers(state):
+            driver.kill()
         subprocess.run(["umount", "-l", state], check=True)
 
 
