@@ -116,7 +116,6 @@ cluster.connect(None)
     "slurm": Tried(
         engine="slurm",
         arguments={"num_processes": 2, "num_nodes": 2},
-        needs="submitit",
         place=slurm_cluster.make_cluster,
         obstacle=slurm_cluster.why_no_cluster,
         keeps=slurm_cluster.KEEPS,

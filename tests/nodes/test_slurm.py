@@ -18,7 +18,6 @@ from tests.nodes.ends import assert_gone, assert_in_time, read_pids
 from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
 from tests.notebooks.kernel import Cell, Kernel, prepare_kernel, wait_until
 
-pytest.importorskip("submitit")
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,

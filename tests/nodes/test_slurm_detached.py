@@ -15,7 +15,6 @@ from tests.nodes.slurm_cluster import KEEPS, SlurmCluster
 from tests.nodes.slurm_detaching import SETUP, list_drivers, wait_for_ranks
 from tests.notebooks.kernel import Kernel, prepare_kernel, wait_until
 
-pytest.importorskip("submitit")
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,

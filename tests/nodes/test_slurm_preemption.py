@@ -13,7 +13,6 @@ from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_
 from tests.nodes.slurm_detaching import SETUP, wait_for_ranks
 from tests.notebooks.kernel import Kernel, prepare_kernel, wait_until
 
-pytest.importorskip("submitit")
 pytestmark = [
     pytest.mark.notebook,
     pytest.mark.slow,

@@ -64,7 +64,6 @@ def test_the_tutorial_for_clusters_runs_on_hosts_by_ssh(tmp_path: Path) -> None:
 
 
 def test_the_tutorial_for_clusters_runs_by_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("submitit")
     if reason := slurm_cluster.why_no_cluster():
         pytest.skip(reason)
     monkeypatch.setenv("NOTEBOOK_ACCEL_JOBS", str(tmp_path / "jobs"))

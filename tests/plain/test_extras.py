@@ -66,22 +66,6 @@ def gather_ranks():
 ray.init(num_cpus=2, include_dashboard=False)
 assert notebook_launcher(gather_ranks, num_processes=2, engine="ray") == [0, 1]
 """
-SUBMIT_TO_SLURM = """
-import os
-from pathlib import Path
-from notebook_accel.launch.engines.slurm import submission
-
-command = Path("bin", "sbatch")
-command.parent.mkdir()
-command.write_text("#!/bin/sh\\necho Submitted batch job 7\\n")
-command.chmod(0o755)
-os.environ["PATH"] = f"{command.parent.resolve()}:{os.environ['PATH']}"
-wish = submission.Wish(
-    num_nodes=2, ranks_per_node=4, options={"partition": "gpu"}, python=None, is_requeued=False, name="x"
-)
-assert not submission.find_missing()
-assert submission.submit(wish)[0] == "7"
-"""
 RESUME_A_STATEFUL_LOADER = """
 import torch
 from notebook_accel import Accelerator, DataLoaderConfiguration
@@ -102,7 +86,6 @@ assert [batch.tolist() for batch in loader] == [[2, 3], [4, 5]]
 PROGRAMS = {
     "deepspeed": TRAIN_BY_DEEPSPEED,
     "ray": LAUNCH_ON_RAY,
-    "slurm": SUBMIT_TO_SLURM,
     "stateful": RESUME_A_STATEFUL_LOADER,
     "tutorial": IMPORT_FOR_TUTORIALS.replace("FOLDER", repr(str(ROOT / "tutorials"))),
 }

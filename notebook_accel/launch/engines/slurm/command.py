@@ -337,7 +337,9 @@ def list_nodes(state: JobState, check: Callable[[], None]) -> list[str]:
 def find_missing() -> str:
     """Return the command of SLURM that is not here, empty where all are."""
     search = environ.get("PATH") or os.defpath
-    return next((name for name in ("srun", "scontrol") if shutil.which(name, path=search) is None), "")
+    return next(
+        (name for name in ("srun", "sbatch", "scontrol") if shutil.which(name, path=search) is None), ""
+    )
 
 
 def start_watcher(job_id: str) -> subprocess.Popen[bytes]:

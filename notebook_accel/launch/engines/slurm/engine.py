@@ -87,8 +87,6 @@ class SlurmEngine(HostsEngine):
                 return _check_allocation(job_id, nodes)
         except LaunchError as error:
             return str(error).splitlines()
-        if missing := submission.find_missing():
-            return [missing]
         wish = self._make_wish(job)
         problems = [] if get_pool().has_kept(wish.key) else submission.check(wish)
         gpus = _count_gpus(wish.options, default=0)

@@ -1,18 +1,16 @@
-"""Submits a job by submitit, which writes its script and calls `sbatch`. The job holds nodes until it is let go."""
+"""Submits a job by `sbatch`. The job holds nodes until it is let go, or starts its ranks itself."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import secrets
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from .... import interrupts, probes
+from .... import interrupts
 from ....config.slurm import RESERVED
 from ....errors import LaunchError
 from ..detached.folder import LOG
@@ -61,13 +59,6 @@ class Wish:
         return ("slurm", self.num_nodes, self.ranks_per_node, options, self.python, self.is_requeued)
 
 
-def find_missing() -> str:
-    """Return why nothing can be submitted, as a sentence; empty where it can."""
-    if not probes.is_available("submitit"):
-        return "engine='slurm': submitit submits the job, which is not installed: pip install \"notebook-accel[slurm]\""
-    return ""
-
-
 def check(wish: Wish) -> list[str]:
     """Return what SLURM says against a wish, a sentence each; nothing is submitted.
 
@@ -76,19 +67,15 @@ def check(wish: Wish) -> list[str]:
     Args:
         wish: what will be asked.
     """
-    with tempfile.TemporaryDirectory(prefix="notebook_accel_") as folder:
-        try:
-            executor = _make_executor(wish, folder)
-            script: str = executor._make_submission_file_text(_make_command(wish, "test"), "test")
-            command.ask(["sbatch", "--test-only"], lambda: None, script, without=_list_unwanted(wish))
-        except (LaunchError, ValueError, TypeError) as error:
-            if _NO_NODES in str(error) and _has_resting_nodes(wish):
-                return []
-            if any(words in str(error) for words in _SILENCE):
-                return [f"engine='slurm': SLURM does not answer: {error}"]
-            return [
-                f"slurm={dict(wish.options)!r} with num_nodes={wish.num_nodes}: SLURM refuses it: {error}"
-            ]
+    script = _make_script(wish, _make_command(wish, "test"))
+    try:
+        command.ask(["sbatch", "--test-only"], lambda: None, script, without=_list_unwanted(wish))
+    except (LaunchError, OSError) as error:
+        if _NO_NODES in str(error) and _has_resting_nodes(wish):
+            return []
+        if any(words in str(error) for words in _SILENCE):
+            return [f"engine='slurm': SLURM does not answer: {error}"]
+        return [f"slurm={dict(wish.options)!r} with num_nodes={wish.num_nodes}: SLURM refuses it: {error}"]
     return []
 
 
@@ -117,11 +104,7 @@ def submit(wish: Wish) -> tuple[str, str]:
         LaunchError: SLURM refuses it.
     """
     holder = f"notebook_accel-{secrets.token_hex(8)}"
-    with tempfile.TemporaryDirectory(prefix="notebook_accel_") as folder:
-        try:
-            return _submit(wish, _make_executor(wish, folder), _make_command(wish, holder)), holder
-        except Exception as error:
-            raise _make_error(error) from None
+    return _submit(wish, _make_command(wish, holder)), holder
 
 
 def submit_run(wish: Wish, folder: Path) -> str:
@@ -134,30 +117,25 @@ def submit_run(wish: Wish, folder: Path) -> str:
     Raises:
         LaunchError: SLURM refuses it.
     """
-    with tempfile.TemporaryDirectory(prefix="notebook_accel_") as scripts:
-        try:
-            log = str(folder / LOG).replace("%", "%%")  # with which sbatch begins what it fills in
-            executor = _make_executor(wish, scripts, {"output": log, "error": log, "open_mode": "append"})
-            return _submit(wish, executor, _make_run_command(wish, folder))
-        except Exception as error:
-            raise _make_error(error) from None
+    log = str(folder / LOG).replace("%", "%%")  # with which sbatch begins what it fills in
+    return _submit(wish, _make_run_command(wish, folder), log)
 
 
-def _make_error(error: Exception) -> LaunchError:
-    """Return that a job could not be submitted."""
-    what = str(error) if isinstance(error, LaunchError) else f"{type(error).__name__}: {error}"
-    return LaunchError(f"sbatch has failed: {what}")
-
-
-def _submit(wish: Wish, executor: Any, line: str) -> str:
+def _submit(wish: Wish, line: str, log: str = _NOWHERE) -> str:
     """Submit a job that runs a line of a shell, and return its number.
 
     An interrupt waits for that: whoever breaks `sbatch` off does not know whether there is a job.
     """
+    script, unwanted = _make_script(wish, line, log), _list_unwanted(wish)
     with interrupts.delay_interrupt():
-        script = executor._make_submission_file_text(line, secrets.token_hex(8))
-        said = command.ask(["sbatch"], lambda: None, script, _SUBMIT_SECONDS, _list_unwanted(wish))
-        return str(executor._get_job_id_from_submission_command(said))
+        try:
+            said = command.ask(["sbatch", "--parsable"], lambda: None, script, _SUBMIT_SECONDS, unwanted)
+        except (LaunchError, OSError) as error:
+            raise LaunchError(f"sbatch has failed: {error}") from None
+    job_id = said.strip().rpartition("\n")[2].partition(";")[0]  # the cluster's name may follow
+    if not job_id.isdecimal():
+        raise LaunchError(f"sbatch has said no number of a job: {said.strip()!r}")
+    return job_id
 
 
 def _list_unwanted(wish: Wish) -> set[str]:
@@ -169,31 +147,32 @@ def _list_unwanted(wish: Wish) -> set[str]:
     return {_VARIABLES.get(name, f"SBATCH_{name.upper()}") for name in names}
 
 
-def _make_executor(wish: Wish, folder: str, output: Mapping[str, str] | None = None) -> Any:
-    submitit = importlib.import_module("submitit")
-    executor = submitit.SlurmExecutor(folder=folder)
-    known = executor._valid_parameters() - {
-        "setup",
-        "teardown",
-        "additional_parameters",
-        "use_srun",
-        "srun_args",
+def _make_script(wish: Wish, line: str, log: str = _NOWHERE) -> str:
+    """Return the script of a job that runs a line of a shell.
+
+    Args:
+        wish: what is asked.
+        line: runs on the first node.
+        log: what the line writes is appended to this file.
+    """
+    options = {
+        "job_name": f"notebook_accel-{wish.name}",
+        **wish.options,
+        "nodes": wish.num_nodes,
+        "ntasks_per_node": wish.ranks_per_node,
+        "output": log,
+        "error": log,
+        "open_mode": "append",
+        "requeue" if wish.is_requeued else "no_requeue": True,
     }
-    own = {name: value for name, value in wish.options.items() if name in known}
-    more = {name: value for name, value in wish.options.items() if name not in known}
-    executor.update_parameters(
-        **{"time": None, "wckey": None, "job_name": f"notebook_accel-{wish.name}", **own},
-        nodes=wish.num_nodes,
-        ntasks_per_node=wish.ranks_per_node,
-        use_srun=False,
-        additional_parameters={
-            **more,
-            **(output or {"output": _NOWHERE, "error": _NOWHERE}),
-            "signal": "CONT@60",  # in place of submitit's, which ends processes
-            "requeue" if wish.is_requeued else "no-requeue": True,
-        },
-    )
-    return executor
+    return "\n".join(["#!/bin/bash", *(_make_directive(*option) for option in options.items()), line, ""])
+
+
+def _make_directive(name: str, value: object) -> str:
+    """Return the line of a script for an option of `sbatch`; True switches it on."""
+    word = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
+    between = "=" if len(name) > 1 else " "
+    return f"#SBATCH {word}" if value is True else f"#SBATCH {word}{between}{shlex.quote(str(value))}"
 
 
 def _make_command(wish: Wish, holder: str) -> str:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from notebook_accel.errors import LaunchError
 from notebook_accel.launch.engines.remote.client import Wanted
 from notebook_accel.launch.engines.slurm import command, submission
 from notebook_accel.launch.engines.slurm.command import SrunClient, parse_job, tells_of_preemption
@@ -165,3 +166,37 @@ def test_variables_that_would_take_the_place_of_the_script_are_left_out(
         monkeypatch.setenv(f"SBATCH_{name}", "x")
     said = command.ask(["env"], lambda: None, without=submission._list_unwanted(wish))
     assert [line for line in said.splitlines() if line.startswith("SBATCH_")] == ["SBATCH_ACCOUNT=x"]
+
+
+def test_the_script_of_a_job() -> None:
+    options = {"partition": "gpu", "exclusive": True, "comment": "a b; c", "p": "low"}
+    wish = submission.Wish(
+        num_nodes=2, ranks_per_node=4, options=options, python=None, is_requeued=True, name="train"
+    )
+    assert submission._make_script(wish, "exec true", "/a b/job.log").splitlines() == [
+        "#!/bin/bash",
+        "#SBATCH --job-name=notebook_accel-train",
+        "#SBATCH --partition=gpu",
+        "#SBATCH --exclusive",
+        "#SBATCH --comment='a b; c'",
+        "#SBATCH -p low",
+        "#SBATCH --nodes=2",
+        "#SBATCH --ntasks-per-node=4",
+        "#SBATCH --output='/a b/job.log'",
+        "#SBATCH --error='/a b/job.log'",
+        "#SBATCH --open-mode=append",
+        "#SBATCH --requeue",
+        "exec true",
+    ]
+
+
+@pytest.mark.parametrize(("said", "job_id"), [("7\n", "7"), ("a remark\n12;red\n", "12")])
+def test_the_number_of_a_job_is_read(said: str, job_id: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wish = submission.Wish(
+        num_nodes=1, ranks_per_node=1, options={}, python=None, is_requeued=False, name="x"
+    )
+    monkeypatch.setattr(command, "ask", lambda *_: said)
+    assert submission.submit(wish)[0] == job_id
+    monkeypatch.setattr(command, "ask", lambda *_: "nothing")
+    with pytest.raises(LaunchError, match="sbatch has said no number of a job: 'nothing'"):
+        submission.submit(wish)
