@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from notebook_accel.launch.engines import base
 from notebook_accel.launch.engines.base import Engine
-from notebook_accel.launch.engines.remote.command_engine import CommandEngine
+from notebook_accel.launch.engines.command import CommandEngine
 from tests.nodes import network, slurm_cluster, ssh_hosts
 from tests.nodes.network import Network
 from tests.notebooks.kernel import Kernel
@@ -89,7 +89,7 @@ ENGINES: Mapping[str, Tried] = {
         kind=CommandEngine,
         arguments={"num_processes": 2},
         prepare="""
-from notebook_accel.launch.engines.remote.command_engine import CommandEngine
+from notebook_accel.launch.engines.command import CommandEngine
 place = CommandEngine(["ip", "netns", "exec", "{host}", "sh", "-c", "{script}"], os.environ["HOSTS"].split())
 """,
         place=make_namespaces,

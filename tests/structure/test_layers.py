@@ -188,7 +188,6 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("bootstrap", "pool"),
         ("hosts_group",),
         ("hosts_engine",),
-        ("command_engine",),
     ),
     "launch.engines.slurm": (
         ("command", "holder"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ..remote.command_engine import CommandEngine
+from ..command import CommandEngine
 from .command import SshClient
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from notebook_accel import notebook_launcher
-from notebook_accel.launch.engines.remote.command_engine import CommandEngine
+from notebook_accel.launch.engines.command import CommandEngine
 
 WORDS = ["sh", "-c", "echo {host} is no pod >&2; exit 3", "{script}"]
 

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from .... import environ, interrupts
-from ....config.hosts import Host, check_hosts, check_python, parse_hosts
-from ....devices import DeviceKind
-from ....errors import LaunchError
-from ...job import Job
-from ..attempts import Wait
-from ..nodes.rendezvous import read_join_seconds
-from .client import CommandClient, Wanted, make_script
-from .hosts_engine import HostsEngine, check_devices, uses_cpu
-from .hosts_group import Lender, Plan
-from .link import Link
-from .pool import UnfitHostError, get_pool
+from ... import environ, interrupts
+from ...config.hosts import Host, check_hosts, check_python, parse_hosts
+from ...devices import DeviceKind
+from ...errors import LaunchError
+from ..job import Job
+from .attempts import Wait
+from .nodes.rendezvous import read_join_seconds
+from .remote.client import CommandClient, Wanted, make_script
+from .remote.hosts_engine import HostsEngine, check_devices, uses_cpu
+from .remote.hosts_group import Lender, Plan
+from .remote.link import Link
+from .remote.pool import UnfitHostError, get_pool
 
 _PAUSE_SECONDS: Final = 2.0
 _LOOK_SECONDS: Final = 0.1
