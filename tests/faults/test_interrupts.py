@@ -121,6 +121,8 @@ for number in range({4 * TIMES}):
         pass
     if opened is not None:
         opened.close()
+    if {method!r} == "fresh":
+        wait_until(lambda: not workers(), "those end that the agent was asked for in vain")
     assert not workers(), (number, workers())
 print("all came back")
 """
