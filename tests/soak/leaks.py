@@ -30,6 +30,7 @@ _PARTS = 5
 _MOST_SERVANTS = 3  # the agent, a template, the resource tracker
 _FOR_TEMPLATES = 8  # descriptors of an agent, which keeps some for each template
 _OPENED_ONCE = ("/dev/null", "/dev/urandom", "/dev/random", "/proc/", "/sys/")
+_OF_KILLED_WORKERS = "listener-"  # their sockets go with the notebook
 _FOLDERS_OF_OTHERS = ("torchinductor_", "matplotlib-")
 
 
@@ -222,5 +223,5 @@ def _list_files(folder: Path) -> list[list[str]]:
     found = []
     for _, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(_FOLDERS_OF_OTHERS)]
-        found.append([*folders, *files])
+        found.append([*folders, *(name for name in files if not name.startswith(_OF_KILLED_WORKERS))])
     return found
