@@ -60,12 +60,14 @@ def end_processes(error: BaseException, reader: Any, kept: Any) -> None:
         owners = {id(owner): owner for owner in (reader,) if hasattr(owner, "_shutdown_workers")}
         trace = error.__traceback__ and error.__traceback__.tb_next
         frames: list[Any] = []
+        is_below = False
         while trace is not None:
             owner = trace.tb_frame.f_locals.get("self")
             is_owner = hasattr(owner, "_shutdown_workers") and owner is not kept
             if is_owner:
                 owners[id(owner)] = owner
-            if is_owner or frames:
+            is_below |= is_owner
+            if is_below or trace.tb_frame.f_globals.get("__package__") == __package__:
                 frames.append(trace.tb_frame)
             trace = trace.tb_next
         text = _describe_killed(error, owners.values())

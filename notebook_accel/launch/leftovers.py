@@ -107,7 +107,10 @@ def kill_session(leader: int) -> None:
     Args:
         leader: process id of the worker, which is still there.
     """
-    _kill(process_table.list_session(leader))
+    killed: set[int] = set()
+    while found := process_table.list_session(leader).keys() - killed:  # one may just have started another
+        _kill(found)
+        killed |= found
 
 
 def list_children() -> list[int]:

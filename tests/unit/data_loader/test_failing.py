@@ -84,6 +84,23 @@ def test_an_interrupt_while_loader_processes_start_leaves_no_pipe(
 
 @LINUX
 @SIGNALS
+def test_an_error_that_is_kept_keeps_no_pipe(loader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of an interrupt while a batch is waited for, as most are."""
+
+    def interrupt(self: Any, timeout: float = 0.0) -> None:
+        raise KeyboardInterrupt
+
+    before = open_descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_loader._MultiProcessingDataLoaderIter, "_try_get_data", interrupt)
+        with pytest.raises(KeyboardInterrupt) as kept:
+            next(iter(loader))
+    assert open_descriptors() == before
+    assert "_drawn_batches" in str(kept.getrepr()), "the lines stay"
+
+
+@LINUX
+@SIGNALS
 def test_an_interrupt_in_the_end_of_an_epoch_leaves_no_pipe(
     loader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
