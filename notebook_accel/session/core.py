@@ -58,7 +58,8 @@ class Session:
         hosts: where the workers run, as in `notebook_launcher`; None is this machine.
         python: the Python on the hosts, as in `notebook_launcher`.
         slurm, num_nodes, slurm_keep: what a job of SLURM asks for, as in `notebook_launcher`.
-        engine: `auto`, `ssh`, `slurm`, or an engine of these.
+        engine: `auto`, `ssh`, `slurm`, `ray`, or an engine of these.
+        address: of the Ray cluster, as in `notebook_launcher`.
 
     Attributes:
         job: what the workers run.
@@ -88,6 +89,7 @@ class Session:
         num_nodes: int = 1,
         slurm_keep: float = 120.0,
         engine: str | Engine = "auto",
+        address: str | None = None,
     ) -> None:
         __tracebackhide__ = True
         raise_all(list(check_environment("environment", environment)), "Session")
@@ -104,6 +106,7 @@ class Session:
             "num_nodes": num_nodes,
             "slurm_keep": slurm_keep,
             "engine": engine,
+            "address": address,
             "hang_timeout": hang_timeout,
         }
         options = resolve_options(options, environment or {}, config)
@@ -112,7 +115,7 @@ class Session:
         is_here = self._engine.on_this_node
         if not is_here and type(self._engine).make_session_group is Engine.make_session_group:
             raise ValueError(
-                f"Session: engine={job.engine!r} has no sessions: choose 'ssh', with hosts=, or 'slurm'"
+                f"Session: engine={job.engine!r} has no sessions: choose 'ssh', with hosts=, 'slurm' or 'ray'"
             )
         self.job = registry.reserve_devices(job) if is_here else job
         self.grace = grace

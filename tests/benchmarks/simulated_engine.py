@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from notebook_accel.devices import DeviceKind
 from notebook_accel.launch.engines.attempts import Wait
-from notebook_accel.launch.engines.remote.client import Client, Wanted
+from notebook_accel.launch.engines.remote.client import Connector, Wanted
 from notebook_accel.launch.engines.remote.hosts_engine import HostsEngine
 from notebook_accel.launch.engines.remote.hosts_group import Lender
 from notebook_accel.launch.engines.remote.link import Link
@@ -61,7 +61,7 @@ class PipeTransport(Transport):
 
 
 @dataclass(frozen=True)
-class SimulatedClient(Client):
+class SimulatedClient(Connector):
     """The way to simulated hosts.
 
     Attributes:

@@ -112,6 +112,29 @@ def test_stop_is_answered_to_ranks_that_ask_unequally_often(kernel: Kernel) -> N
     assert cell.value == "('stopped', True)"
 
 
+def test_a_session_has_actors_until_it_is_closed(kernel: Kernel) -> None:
+    cell = kernel.run(
+        """
+        from notebook_accel import Session
+        with Session(2, engine=spread, address=cluster.address) as session:
+            session.push(x=20)
+            session.execute("import os; y = x + int(os.environ['RANK'])")
+            values = session.pull("y", "all")
+            held = ray.available_resources().get("CPU", 0)
+            try:
+                session.run(lambda: 1 // 0)
+            except ZeroDivisionError:
+                state = session.status
+        deadline = time.monotonic() + 60
+        while ray.available_resources().get("CPU", 0) < 3 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        values, held, state, ray.available_resources()["CPU"]
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert cell.value == "([20, 21], 1.0, 'idle', 3.0)"
+
+
 def test_more_than_the_cluster_has_is_told_with_the_numbers(kernel: Kernel) -> None:
     cell = kernel.run("notebook_launcher(f, num_processes=4, engine='ray', address=cluster.address)")
     assert cell.error is not None and cell.error[0] == "ValueError"

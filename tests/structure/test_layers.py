@@ -181,7 +181,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     "launch.engines.remote": (
         ("transport",),
         ("beating", "client", "holding", "packets", "routes"),
-        ("rank_process",),
+        ("channel", "rank_process"),
         ("messages", "relay"),
         ("link", "reaching"),
         ("agent",),

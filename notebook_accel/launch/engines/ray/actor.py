@@ -1,166 +1,82 @@
-"""The actor of one rank under Ray: it starts the rank's process, passes its events on, and says how it ended.
+"""The actor of one rank under Ray: the place of Ray's that the agent of a host is on, for that rank alone.
 
-The function runs in a process of its own. So the exit code or signal and the last words are known, an interrupt reaches
-a main thread without Ray's handlers, and the end of the process takes along all that it started. Nothing here imports
-torch: an agent does, from which the process starts, while other actors are still being placed.
+Nothing here imports torch: another process does, from which that of the rank starts, while other actors are still
+being placed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import socket
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from ....events import Buffer, Event
-from ....stream.emit import Emitter
+from .... import probes
+from ....events import Buffer
 from ....stream.listener import connect
-from ....stream.readable import wait_readable
-from ....stream.wire import FrameReader
-from ...checks import addresses
 from ...transfer.pickled import Pickled
-from ...transfer.shared_memory import SharedPickle
-from ..remote.rank_process import (
-    ProcessStart,
-    RankProcess,
-    Work,
-    find_version,
-    name_machine,
-    start_agent,
-)
-from ..remote.relay import Relay
+from ..remote import agent
+from ..remote.channel import Channel
+from ..remote.rank_process import find_version, start_agent
 
 _CONNECT_SECONDS: Final = 10.0
-_LAST_SECONDS: Final = 10.0
-_BYTES: Final = 1 << 16
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ActorInfo:
-    """Where an actor is.
-
-    Attributes:
-        node: Ray's name of its node.
-        address: the node's IP address.
-        machine: alike in processes that see each other's process ids.
-        port: where the actor listens for the store of the run, in case that it gets rank 0.
-        version: this package's version there.
-    """
-
-    node: str
-    address: str
-    machine: str
-    port: int
-    version: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Assignment:
-    """What an actor has to do.
-
-    Attributes:
-        endpoint: host and port where the notebook listens.
-        token: what a connection to the notebook begins with.
-        work: of the rank that it gets.
-    """
-
-    endpoint: tuple[str, int]
-    token: bytes
-    work: Work
 
 
 class RankActor:
-    """Holds the process of one rank."""
+    """Holds the process of one rank.
 
-    def __init__(self, start: ProcessStart) -> None:
+    Args:
+        variables: environment variables of the rank, besides those of its node.
+        with_ipython: whether to import IPython.
+    """
+
+    def __init__(self, variables: Mapping[str, str], with_ipython: bool) -> None:
         import ray
 
-        self._start = start
-        self._path = start.list_path(without=os.path.dirname(ray.__file__) + os.sep)
-        self._address = ray.util.get_node_ip_address()
-        self._listening = addresses.listen(self._address, 0)
-        self._agent = start_agent(self._path, start.variables, with_ipython=start.with_ipython)
+        own = os.path.dirname(ray.__file__) + os.sep  # with Ray's copies of other packages
+        self._path = [place for place in sys.path if not os.path.abspath(place).startswith(own)]
+        self._with_ipython = with_ipython
+        self._agent = start_agent(self._path, variables, with_ipython=with_ipython)
 
-    def describe(self) -> ActorInfo:
-        """Return where the actor is."""
+    def describe(self) -> dict[str, Any]:
+        """Return what the notebook has to know of this place, and of what is installed here."""
         import ray
 
-        return ActorInfo(
-            node=ray.get_runtime_context().get_node_id(),
-            address=self._address,
-            machine=name_machine(),
-            port=self._listening.getsockname()[1],
-            version=find_version(),
-        )
+        return {
+            **agent.describe(),
+            "address": ray.util.get_node_ip_address(),
+            "node": ray.get_runtime_context().get_node_id(),
+            "executable": sys.executable,
+            "python": platform.python_version(),
+            "torch": probes.version("torch") or "",
+            "notebook_accel": find_version(),
+        }
 
-    def work(self, assignment: Assignment, parts: Sequence[Buffer]) -> str:
-        """Run a rank to its end.
+    def serve(self, endpoint: tuple[str, int], token: bytes, number: int, parts: Sequence[Buffer]) -> str:
+        """Serve the notebook until it ends the connection.
 
         Args:
-            assignment: the rank, and where the notebook is.
+            endpoint: host and port where the notebook listens.
+            token: what the connection proves.
+            number: of this actor.
             parts: the pickled function with its arguments, and the out-of-band buffers.
 
         Returns:
-            Why the rank could not begin, empty where it ran.
+            Why the notebook cannot be reached, empty where it was.
         """
-        rank = assignment.work.rank
         try:
-            connection = connect(assignment.endpoint, assignment.token, rank, _CONNECT_SECONDS)
+            connection = connect(endpoint, token, number, _CONNECT_SECONDS)
         except OSError as error:
             return error.strerror or str(error)
         with connection:
-            payload = SharedPickle(Pickled(data=bytes(parts[0]), buffers=[*parts[1:]]))
-            with self._listening, contextlib.closing(payload):
-                process = RankProcess(
-                    self._agent,
-                    self._start,
-                    assignment.work,
-                    payload,
-                    path=self._path,
-                    store=self._listening,
-                )
-            relay = Relay(_SocketChannel(connection, rank))
-            relay.add(rank, process)
-            while relay.is_busy:
-                relay.step()
-            relay.close()
-            _wait_for_notebook(connection)
+            channel = Channel(connection.fileno(), connection.fileno(), has_beats=False)
+            pickled = Pickled(data=bytes(parts[0]), buffers=[*parts[1:]])
+            server = agent.HostServer(
+                channel, self._path, self._with_ipython, math.inf, agent=self._agent, pickled=pickled
+            )
+            with contextlib.suppress(OSError):
+                server.run()
         return ""
-
-
-class _SocketChannel:
-    """The connection of one rank to the notebook."""
-
-    def __init__(self, connection: socket.socket, rank: int) -> None:
-        self._connection = connection
-        self._orders = FrameReader()
-        self._emitter = Emitter(connection, rank)
-
-    def fileno(self) -> int:
-        return self._connection.fileno()
-
-    def now(self) -> float:
-        return self._emitter.now()
-
-    def send(self, events: Sequence[Event]) -> None:
-        for event in events:
-            self._emitter.emit(event)
-
-    def receive(self) -> list[Event]:
-        if not wait_readable(self._connection, 0):
-            return []
-        data = self._connection.recv(_BYTES)
-        if not data:
-            raise ConnectionResetError("the notebook has ended the connection")
-        return self._orders.feed(data)
-
-
-def _wait_for_notebook(connection: socket.socket) -> None:
-    """Wait until the notebook has read everything: Ray may kill this process then, and bytes under way are lost."""
-    with contextlib.suppress(OSError):
-        connection.shutdown(socket.SHUT_WR)
-        connection.settimeout(_LAST_SECONDS)
-        while connection.recv(_BYTES):
-            pass

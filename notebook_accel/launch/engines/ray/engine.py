@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
-import sys
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from .... import environ, probes
-from ....config.launch_options import StartMethod
+from .... import probes
 from ....devices import DeviceKind
 from ....errors import LaunchError
-from ....takeover import finder
-from ... import children
-from ...agent.orders import find_directory
-from ...agent.parent_state import ParentState, list_path
 from ...job import Job
 from ...supervise.worker_group import Attempt
-from ...transfer.unpicklable import pack_job
-from ..attempts import GroupEngine, Wait
-from ..remote.rank_process import Notes, ProcessStart
+from ...transfer.pickled import Pickled
+from ..remote.hosts_engine import HostsEngine, Origin, uses_cpu
+from ..remote.hosts_group import Lender, Plan
 from . import cluster
 from .actor import RankActor
-from .ray_group import Plan, RayWorkerGroup
-
-_LOOSER: Final = {
-    "STRICT_SPREAD": "let nodes have several: engine=RayEngine(placement='SPREAD')",
-    "STRICT_PACK": "let them be on several nodes: engine=RayEngine(placement='PACK')",
-}
+from .ray_nodes import RayNodes, RayWorkerGroup, Wish
 
 
-class RayEngine(GroupEngine[Plan]):
+class RayEngine(HostsEngine):
     """Starts a Ray actor per rank, in a placement group.
 
     Args:
@@ -51,8 +39,6 @@ class RayEngine(GroupEngine[Plan]):
     """
 
     name = "ray"
-    on_this_node = False
-    start_methods: ClassVar[tuple[StartMethod, ...]] = ()
     refuses: ClassVar[Mapping[str, str]] = {
         "num_nodes": "Ray chooses the nodes, num_processes is the number of ranks on all of them",
         "rdzv_conf": "Ray knows when its nodes are there, RayEngine(timeout=seconds) says how long it is waited for",
@@ -89,7 +75,7 @@ class RayEngine(GroupEngine[Plan]):
         """Return how many workers the whole cluster has room for: its GPUs by default, without any its CPUs."""
         cluster.connect(options["address"])
         nodes = cluster.list_nodes()
-        resources = self._choose_resources(options["environment"] or {}, nodes)
+        resources = cluster.choose_resources(nodes, uses_cpu(options["environment"] or {}), self._resources)
         return max(1, cluster.count_room(nodes, resources, self._placement))
 
     def problems(self, job: Job) -> Sequence[str]:
@@ -100,69 +86,40 @@ class RayEngine(GroupEngine[Plan]):
             return [str(error)]
         if problem := self._check_runtime_env():
             return [problem]
-        if self._autoscales:
-            return []
         nodes = cluster.list_nodes()
-        shortage = _describe_shortage(
-            job, nodes, self._choose_resources(job.environment, nodes), self._placement
-        )
+        shortage = self._make_wish(job, nodes).find_shortage(nodes)
         return [shortage] if shortage else []
 
-    @contextlib.contextmanager
-    def plan(self, job: Job) -> Iterator[Plan]:
-        """Put the function and all that the ranks need into Ray's store; ShipError where that cannot be pickled."""
+    def count_ranks(self, job: Job) -> list[int]:
+        """Return that each rank has an actor of its own."""
+        return [1] * job.local_world_size
+
+    def make_lender(self, job: Job) -> RayNodes:
+        """Return what has the actors of a run."""
+        return RayNodes(self._make_wish(job, cluster.list_nodes()))
+
+    def make_plan(
+        self, job: Job, pickled: Pickled, origin: Origin, lender: Lender, *, ends_with_group: bool = False
+    ) -> Plan:
+        """Put the function into Ray's store, from which each node gets it once."""
         import ray
 
-        pickled = pack_job(job.function, job.args, job.name)
-        state = ParentState.capture(job)
-        notes = Notes(
-            settings=state.settings,
-            sources=state.sources,
-            child_start_method=children.choose_start_method(),
-            in_background=job.background,
-        )
-        resources = self._choose_resources(job.environment, cluster.list_nodes())
-        yield Plan(
-            resources=resources,
-            placement=self._placement,
-            runtime_env=self._runtime_env,
-            timeout=self._timeout,
-            endpoint=self._endpoint,
-            payload=ray.put([pickle.PickleBuffer(pickled.data), *pickled.buffers]),
-            notes=pickle.dumps(notes),
-            start=ProcessStart(
-                variables={
-                    **({} if resources.get("GPU") else {"ACCELERATE_USE_CPU": "true"}),
-                    **({finder.VARIABLE: "true"} if finder.is_installed() else {}),
-                    **job.environment,
-                },
-                directory=state.directory or find_directory(),
-                path=list_path(),
-                with_ipython="IPython" in sys.modules,
-            ),
+        assert isinstance(lender, RayNodes)
+        lender.take(origin.start, ray.put([pickle.PickleBuffer(pickled.data), *pickled.buffers]))
+        return super().make_plan(
+            job, Pickled(data=b"", buffers=[]), origin, lender, ends_with_group=ends_with_group
         )
 
     def describe_launch(self, job: Job, plan: Plan) -> str:
         """Return how many actors start, and what each gets."""
-        count = job.local_world_size
-        actors = "actor" if count == 1 else "actors"
-        return (
-            f"Launching {job.name} on {count} Ray {actors} ({cluster.format_resources(plan.resources)} each)."
-        )
+        resources = self._make_wish(job, cluster.list_nodes()).resources
+        actors = "actor" if job.local_world_size == 1 else "actors"
+        each = cluster.format_resources(resources)
+        return f"Launching {job.name} on {job.local_world_size} Ray {actors} ({each} each)."
 
     def make_group(self, plan: Plan, attempt: Attempt) -> RayWorkerGroup:
         """Return the actors of an attempt."""
         return RayWorkerGroup(attempt, plan)
-
-    def find_obstacle(self, job: Job, plan: Plan, wait: Wait) -> str:
-        """Return that the nodes which are left have too little room, empty where they have enough."""
-        if self._autoscales:
-            return ""
-        try:
-            nodes = cluster.list_nodes()
-        except LaunchError as error:
-            return str(error)
-        return _describe_shortage(job, nodes, plan.resources, plan.placement)
 
     def _check_runtime_env(self) -> str:
         """Return what Ray has against the runtime environment, empty where it takes it."""
@@ -178,29 +135,16 @@ class RayEngine(GroupEngine[Plan]):
             )
         return ""
 
-    def _choose_resources(
-        self, environment: Mapping[str, str], nodes: Sequence[cluster.Node]
-    ) -> dict[str, float]:
-        """Return what each rank gets, by Ray's names."""
-        said = environ.flag_in(environment, "ACCELERATE_USE_CPU")
-        use_cpu = environ.flag("ACCELERATE_USE_CPU") if said is None else said
-        return cluster.choose_resources(nodes, use_cpu, self._resources)
-
-
-def _describe_shortage(
-    job: Job, nodes: Sequence[cluster.Node], resources: Mapping[str, float], placement: str
-) -> str:
-    """Return that the nodes have too little room for a job, empty where they have enough."""
-    room = cluster.count_room(nodes, resources, placement)
-    if job.local_world_size <= room:
-        return ""
-    less = "give each less: engine=RayEngine(resources_per_worker={'CPU': 0.5})"
-    more = _LOOSER.get(placement) or less
-    return (
-        f"num_processes={job.local_world_size}: each needs {cluster.format_resources(resources)}, and Ray has room for "
-        f"{room} ({placement}; {cluster.format_nodes(nodes, resources)}); use fewer, {more}, or say "
-        "RayEngine(autoscales=True) of a cluster that grows"
-    )
+    def _make_wish(self, job: Job, nodes: Sequence[cluster.Node]) -> Wish:
+        return Wish(
+            count=job.local_world_size,
+            resources=cluster.choose_resources(nodes, uses_cpu(job.environment), self._resources),
+            placement=self._placement,
+            runtime_env=self._runtime_env,
+            timeout=self._timeout,
+            autoscales=self._autoscales,
+            endpoint=self._endpoint,
+        )
 
 
 def _parse_endpoint(address: str | None) -> tuple[str, int] | None:

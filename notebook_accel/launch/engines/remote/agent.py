@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -24,12 +23,12 @@ import psutil
 from .... import devices, environ
 from ....errors import LaunchError
 from ....events import Event
-from ....stream.wire import FrameReader, frame
+from ...agent.client import Agent
 from ...checks import addresses
 from ...leftovers import LONGEST_SECONDS
 from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle
-from . import packets
+from .channel import Channel
 from .holding import Hold
 from .messages import (
     Assigned,
@@ -50,9 +49,6 @@ from .relay import Relay
 
 _LAST_SECONDS: Final = LONGEST_SECONDS + 1.0
 _FIRST_SECONDS: Final = 60.0  # that an agent waits at least for its first run
-_BYTES: Final = 1 << 18
-_PACKET: Final = 1 << 20
-_READS: Final = 64
 _ACCELERATORS: Final = (
     "/dev/nvidia[0-9]*",
     "/dev/kfd",
@@ -122,95 +118,13 @@ def main(out: int, with_ipython: bool, variable: str, warm_seconds: float, holde
         with contextlib.suppress(OSError):
             os.setsid()  # where SLURM kills a group of processes, this one is left to end what ranks have started
     hold = Hold(holder)
-    server = HostServer(StdioChannel(0, out), with_ipython, warm_seconds, hold)
+    server = HostServer(Channel(0, out), sys.path, with_ipython, warm_seconds, hold)
+    if describe()["has_devices"]:
+        server.count_devices()
     signal.signal(signal.SIGTERM, lambda signum, frame: server.leave())
     server.run()
     hold.close()
     return 0
-
-
-class StdioChannel:
-    """The way to the notebook by two pipes.
-
-    Args:
-        incoming: descriptor that is read.
-        outgoing: descriptor that is written to.
-    """
-
-    def __init__(self, incoming: int, outgoing: int) -> None:
-        self._in, self._out = incoming, outgoing
-        for fd in (incoming, outgoing):
-            os.set_blocking(fd, False)
-        self._packets = packets.PacketReader()
-        self._frames = FrameReader()
-        self._orders: list[Event] = []
-        self._is_over = False
-        self._quiet = packets.Quiet(time.monotonic())
-        self._next_beat = 0.0
-
-    def fileno(self) -> int:
-        """Return the descriptor that can be read when something has come."""
-        return self._in
-
-    def now(self) -> float:
-        """Return the time for an event."""
-        return time.time()
-
-    def send(self, events: Sequence[Event]) -> None:
-        """Send events, and read what comes meanwhile; ConnectionError where the notebook is gone."""
-        for event in events:
-            for packet in packets.cut(frame(event), _PACKET):
-                self._write(packet)
-
-    def beat(self) -> None:
-        """Say that the agent lives, where it is time to do so."""
-        if time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + packets.BEAT_SECONDS
-            self._write(packets.BEAT)
-
-    def _write(self, packet: bytes) -> None:
-        rest = memoryview(packet)
-        while rest:
-            try:
-                rest = rest[os.write(self._out, rest) :]
-            except BlockingIOError:
-                readable = [] if self._is_over else [self._in]
-                select.select(readable, [self._out], [], 1.0)
-                self._read()
-                if self._is_over:
-                    raise ConnectionResetError("the notebook is gone") from None
-
-    def receive(self) -> list[Event]:
-        """Return what has come.
-
-        Raises:
-            FrameError: it cannot be read.
-            ConnectionError: the notebook is gone, or has been silent for too long.
-        """
-        self._read()
-        orders, self._orders = self._orders, []
-        if self._is_over and not orders:
-            raise ConnectionResetError("the notebook is gone")
-        return orders
-
-    def _read(self) -> None:
-        heard = False
-        for _ in range(_READS):  # what comes may not end soon, and others wait
-            if self._is_over:
-                return
-            try:
-                data = os.read(self._in, _BYTES)
-            except BlockingIOError:
-                break
-            except OSError:
-                data = b""
-            heard = True
-            if not data:
-                self._is_over = True
-                return
-            self._orders += self._frames.feed(self._packets.feed(data))
-        if self._quiet.look(time.monotonic(), heard=heard):
-            self._is_over = True
 
 
 class HostServer:
@@ -218,33 +132,46 @@ class HostServer:
 
     Args:
         channel: the way to the notebook.
+        path: the folders where processes find modules, besides the notebook's.
         with_ipython: whether processes import IPython.
         warm_seconds: how long to stay without a run; each run says it anew.
-        hold: keeps this host for the notebook.
+        hold: keeps this host for the notebook; None where nothing has to.
+        agent: starts the processes; None makes one.
+        pickled: the function with its arguments, where orders do not bring it.
     """
 
-    def __init__(self, channel: StdioChannel, with_ipython: bool, warm_seconds: float, hold: Hold) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        path: Sequence[str],
+        with_ipython: bool,
+        warm_seconds: float,
+        hold: Hold | None = None,
+        *,
+        agent: Agent | None = None,
+        pickled: Pickled | None = None,
+    ) -> None:
         self._warm_seconds = warm_seconds
         self._hold = hold
         self._is_leaving = self._has_run = False
         self._channel = channel
         self._relay = Relay(channel, self._obey)
-        self._with_ipython = with_ipython
-        self._agent = start_agent(sys.path, {}, with_ipython=with_ipython)
+        self._path, self._with_ipython = path, with_ipython
+        self._agent = agent or start_agent(path, {}, with_ipython=with_ipython)
+        self._pickled = pickled
         self._assigned: dict[int, RankProcess] = {}
         self._listening: socket.socket | None = None
         self._reach: Reach | None = None
         self._is_clearing = False
         self._idle_since = time.monotonic()
         self._counting: subprocess.Popen[str] | None = None
-        if describe()["has_devices"]:
-            self._count_devices()
 
     def run(self) -> None:
         """Serve until the notebook is gone or has no use for this host any more."""
         try:
             while not (self._relay.has_lost_notebook or self._is_superfluous()):
-                self._hold.try_connect()
+                if self._hold is not None:
+                    self._hold.try_connect()
                 self._relay.step()
                 self._answer()
                 with contextlib.suppress(OSError):
@@ -304,7 +231,7 @@ class HostServer:
         self._stop_listening()
         if self._agent.has_ended:
             self._agent.end()
-            self._agent = start_agent(sys.path, {}, with_ipython=self._with_ipython)
+            self._agent = start_agent(self._path, {}, with_ipython=self._with_ipython)
         try:
             self._listening = addresses.listen_for_nodes(order.address, order.port)
             answer = Prepared(rank=-1, time=time.time(), port=self._listening.getsockname()[1])
@@ -324,9 +251,9 @@ class HostServer:
         listening = self._listening
         assert listening is not None  # since a PrepareOrder
         drop_connections(listening)
-        path, threads = order.start.list_path(), devices.share_of_cores(len(order.works))
+        path, threads = order.start.list_path(self._path), devices.share_of_cores(len(order.works))
         try:
-            payload = SharedPickle(Pickled(data=bytes(order.data), buffers=[*order.buffers]))
+            payload = SharedPickle(self._pickled or Pickled(data=bytes(order.data), buffers=[*order.buffers]))
             with contextlib.closing(payload):
                 for work in order.works:
                     fallbacks = {THREADS: str(threads)}
@@ -365,7 +292,7 @@ class HostServer:
 
     # -- devices
 
-    def _count_devices(self) -> None:
+    def count_devices(self) -> None:
         """Let another process count the devices: this one does without torch."""
         self._counting = subprocess.Popen(
             [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {_COUNT}"],

@@ -59,18 +59,33 @@ class Wanted:
 
 
 class Client(ABC):
-    """Leads to the agents of hosts. Equal ones can share connections.
+    """What leads to the agents of hosts.
 
     Attributes:
         program: what runs here, for messages.
         connection: what it makes, for messages.
         host_noun: what a place of ranks is called, for messages.
-        warm_seconds: how long an agent stays without a run.
     """
 
     program: ClassVar[str]
     connection: ClassVar[str]
     host_noun: ClassVar[str] = "host"
+
+    @abstractmethod
+    def find_telling_line(self, said: Sequence[str]) -> str:
+        """Return the line of the errors that says most why a connection has ended.
+
+        Args:
+            said: the lines.
+        """
+
+
+class Connector(Client):
+    """A client that starts the agents. Equal ones can share connections.
+
+    Attributes:
+        warm_seconds: how long an agent stays without a run.
+    """
 
     @property
     def warm_seconds(self) -> float:
@@ -98,16 +113,8 @@ class Client(ABC):
             said: the lines that it has written to its errors.
         """
 
-    @abstractmethod
-    def find_telling_line(self, said: Sequence[str]) -> str:
-        """Return the line of the command's errors that says most.
 
-        Args:
-            said: the lines.
-        """
-
-
-class CommandClient(Client):
+class CommandClient(Connector):
     """A client that is a program with pipes to it, such as `ssh`."""
 
     @abstractmethod

@@ -22,7 +22,6 @@ from ...transfer.unpicklable import pack_job
 from ..attempts import GroupEngine, Wait
 from .hosts_group import HostsWorkerGroup, Lender, Plan
 from .link import Link
-from .pool import get_pool
 from .rank_process import Notes, ProcessStart
 
 CPU_VARIABLE: Final = "ACCELERATE_USE_CPU"
@@ -128,7 +127,6 @@ class HostsEngine(GroupEngine[Plan]):
             LaunchError: a host cannot be used.
         """
         return Plan(
-            pool=get_pool(),
             lender=lender,
             counts=self.count_ranks(job),
             pickled=pickled,

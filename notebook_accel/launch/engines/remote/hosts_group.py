@@ -48,7 +48,7 @@ from .messages import (
     Reached,
     ReachOrder,
 )
-from .pool import Pool
+from .pool import get_pool
 from .rank_process import ProcessStart, Work, name_machine
 from .routes import choose_addresses, list_needed, list_peers
 
@@ -77,7 +77,7 @@ class Lender(ABC):
 
     @abstractmethod
     def open(self, wait: Wait) -> list[Link]:
-        """Return a connection to each host, in the order of their ranks. Whoever takes them puts them into the pool.
+        """Return a connection to each host, in the order of their ranks. Whoever takes them gives them to `take_back`.
 
         It is called in a block of `delay_interrupt`.
 
@@ -91,6 +91,15 @@ class Lender(ABC):
     @abstractmethod
     def find_obstacle(self, wait: Wait) -> str:
         """Return why ranks cannot start again, empty where they can; `wait` is as for `open`."""
+
+    def take_back(self, link: Link, *, is_clean: bool) -> None:
+        """Take a connection of `open` back: an attempt has ended.
+
+        Args:
+            link: the connection.
+            is_clean: see `Pool.put`.
+        """
+        get_pool().put(link, is_clean=is_clean)
 
     @abstractmethod
     def give_back(self, *, is_stopped: bool) -> None:
@@ -106,7 +115,6 @@ class Plan:
     """What the agents are asked for, alike in each attempt.
 
     Attributes:
-        pool: the connections of this process.
         lender: has the hosts.
         counts: number of ranks of each host, in the order of their ranks.
         pickled: the function with its arguments.
@@ -115,7 +123,6 @@ class Plan:
         ends_with_group: whether the lender gets the hosts back when the group closes: there is no other attempt.
     """
 
-    pool: Pool
     lender: Lender
     counts: Sequence[int]
     pickled: Pickled
@@ -148,6 +155,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         self._links: list[Link] = []
         self._ranks: dict[Link, range] = {}
         self._link_of: dict[int, Link] = {}  # by rank
+        self._places: dict[int, Topology] = {}  # by rank
         self._looked = 0.0  # at connections from which nothing came, by the monotonic clock
         self._answers: dict[tuple[Link, type[Event]], Event] = {}
         self._selector = selectors.DefaultSelector()
@@ -177,6 +185,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             self._link_of.update(dict.fromkeys(self._ranks[link], link))
             first += count
             self._selector.register(link, selectors.EVENT_READ, link)
+        self._places = self._place_ranks()
         if not self._has_devices():
             self._start = replace(self._start, variables={_CPU: "true", **self._start.variables})
         self._where = where = self._find_addresses()
@@ -271,29 +280,39 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             rank=-1,
             time=time.time(),
             start=self._start,
-            works=[self._make_work(rank, node, where) for rank in self._ranks[link]],
+            works=[self._make_work(rank, where[node], where[0]) for rank in self._ranks[link]],
             data=pickle.PickleBuffer(pickled.data),
             warm_seconds=self._plan.lender.warm_seconds,
             buffers=pickled.buffers,
         )
 
-    def _make_work(self, rank: int, node: int, where: Sequence[str]) -> Work:
-        own = self._ranks[self._links[node]]
-        place = Topology(
-            rank=rank,
-            local_rank=rank - own[0],
-            world_size=sum(self._plan.counts),
-            local_world_size=len(own),
-            node_rank=node,
-            num_nodes=len(self._links),
-        )
+    def _place_ranks(self) -> dict[int, Topology]:
+        """Return the place of each rank; several connections may lead to one node."""
+        nodes: dict[str, list[int]] = {}
+        for link, ranks in self._ranks.items():
+            nodes.setdefault(link.node, []).extend(ranks)
+        return {
+            rank: Topology(
+                rank=rank,
+                local_rank=local_rank,
+                world_size=len(self._link_of),
+                local_world_size=len(ranks),
+                node_rank=node_rank,
+                num_nodes=len(nodes),
+            )
+            for node_rank, ranks in enumerate(nodes.values())
+            for local_rank, rank in enumerate(ranks)
+        }
+
+    def _make_work(self, rank: int, address: str, first: str) -> Work:
+        place = self._places[rank]
         return Work(
             rank=rank,
             variables=list_rank_variables(
-                place, self._job, address=where[0], port=self.port, attempt=self._attempt.number
+                place, self._job, address=first, port=self.port, attempt=self._attempt.number
             ),
-            is_alone=len(self._links) == 1,
-            address=where[node],
+            is_alone=place.num_nodes == 1,
+            address=address,
             sends_value=self._job.returns == "all" or (self._job.returns == "first" and rank == 0),
             notes=self._plan.notes,
         )
@@ -388,7 +407,8 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
     def find_node(self, rank: int) -> str:
         """Return the host of a rank; none is needed where the only one is this machine."""
         host = self._link_of.get(rank)
-        if host is None or (len(self._ranks) == 1 and host.facts.get("machine") == self._machine):
+        is_alone = rank in self._places and self._places[rank].num_nodes == 1
+        if host is None or (is_alone and host.facts.get("machine") == self._machine):
             return ""
         return host.host
 
@@ -469,10 +489,12 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         ):
             self.receive(_LOOK_SECONDS)
         for link in self._links:
-            self._plan.pool.put(link, is_clean=(link, Cleared) in self._answers and not link.has_outgoing)
+            self._plan.lender.take_back(
+                link, is_clean=(link, Cleared) in self._answers and not link.has_outgoing
+            )
         self._selector.close()
         self._links = []
-        self._ranks, self._link_of = {}, {}
+        self._ranks, self._link_of, self._places = {}, {}, {}
         self._members.clear()
         if self._plan.ends_with_group:
             self._plan.lender.give_back(is_stopped=False)

@@ -17,8 +17,9 @@ from ....events import Event
 from ....stream.wire import FrameError, FrameReader, frame
 from ... import signals
 from . import packets
-from .client import MARK, Client, Wanted
+from .client import MARK, Client, Connector, Wanted
 from .messages import Cleared, ClearOrder, Devices
+from .transport import Transport
 
 _BYTES: Final = 1 << 18
 _MOST_NOISE: Final = 1 << 20
@@ -41,7 +42,9 @@ class Link:
         client: starts the agent there.
         host: as its command line takes it.
         python: the Python there, None to find one.
-        wanted: what the environment there has to be.
+        transport: the way to the agent.
+        nonce: marks our lines of it, before the agent is there.
+        facts: what the host has said of itself, where the agent is there already.
 
     Attributes:
         host: as above.
@@ -54,16 +57,25 @@ class Link:
         lost: why the connection has ended, empty where it has not.
     """
 
-    def __init__(self, client: Client, host: str, python: str | None, wanted: Wanted) -> None:
+    def __init__(
+        self,
+        client: Client,
+        host: str,
+        python: str | None,
+        transport: Transport,
+        *,
+        nonce: str = "",
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         self.host = host
         self.client = client
         self.key = (client, host, python)
-        self.facts: Mapping[str, Any] = {}
-        self.is_ready = False
+        self.facts = facts or {}
+        self.is_ready = facts is not None
         self.devices: Devices | None = None
         self.is_asked = False
         self.lost = ""
-        self._nonce = secrets.token_hex(8)
+        self._nonce = nonce
         self._noise = bytearray()
         self._packets = packets.PacketReader()
         self._frames = FrameReader()
@@ -76,11 +88,27 @@ class Link:
         self._quiet = packets.Quiet(time.monotonic())
         self._idle_since: float | None = None
         self._heard = -math.inf  # when an answer came last, by the monotonic clock
-        self._transport = client.connect(host, python, self._nonce, wanted)
+        self._transport = transport
+
+    @classmethod
+    def open(cls, client: Connector, host: str, python: str | None, wanted: Wanted) -> Link:
+        """Return a connection that is being made.
+
+        Args:
+            client, host, python: as above.
+            wanted: what the environment there has to be.
+        """
+        nonce = secrets.token_hex(8)
+        return cls(client, host, python, client.connect(host, python, nonce, wanted), nonce=nonce)
 
     def fileno(self) -> int:
         """Return the descriptor that can be read when something has come."""
         return self._transport.incoming
+
+    @property
+    def node(self) -> str:
+        """What connections to one machine have alike."""
+        return str(self.facts.get("node", self.host))
 
     @property
     def stdin_fileno(self) -> int:
@@ -208,8 +236,8 @@ class Link:
                 if not self._packet:
                     self._outgoing.popleft()
                     continue
-                os.write(self.stdin_fileno, self._packet)  # all of it or nothing: see `packets`
-                self._packet = b""
+                # of a pipe all of it or nothing: see `packets`
+                self._packet = self._packet[os.write(self.stdin_fileno, self._packet) :]
         except BlockingIOError:
             pass
         except (OSError, ValueError):

@@ -19,7 +19,7 @@ from .... import interrupts, runtime
 from ....errors import LaunchError
 from ... import descriptors
 from . import packets
-from .client import NO_PACKAGE, Client, Wanted, find_mismatches, suggest_python
+from .client import NO_PACKAGE, Connector, Wanted, find_mismatches, suggest_python
 from .link import Link
 
 _OPEN_SECONDS: Final = 60.0
@@ -66,7 +66,7 @@ class Pool:
 
     def open(
         self,
-        client: Client,
+        client: Connector,
         pythons: Mapping[str, str | None],
         wanted: Wanted,
         check: Callable[[], None],
@@ -91,12 +91,12 @@ class Pool:
             for host, python in pythons.items():
                 links.append(self._take(client, host, python) or self._start(client, host, python, wanted))
             self._drop_ended()
-            self._replace_dead(links, wanted, check)
+            self._replace_dead(client, links, wanted, check)
             self._wait(links, lambda link: link.is_ready, check)
-            problems = [problem for link in links for problem in _find_problems(link, wanted)]
+            problems = [problem for link in links for problem in _find_problems(client, link, wanted)]
             if not problems:
                 self._wait(links, lambda link: link.devices is not None, check)
-                problems = [problem for link in links for problem in _find_problems(link, wanted)]
+                problems = [problem for link in links for problem in _find_problems(client, link, wanted)]
             if problems:
                 answered = any(
                     link.facts and find_mismatches(link.host, link.facts, wanted) for link in links
@@ -112,7 +112,7 @@ class Pool:
     @contextlib.contextmanager
     def borrow(
         self,
-        client: Client,
+        client: Connector,
         pythons: Mapping[str, str | None],
         wanted: Wanted,
     ) -> Iterator[list[Link]]:
@@ -206,7 +206,7 @@ class Pool:
             while self._kept:
                 self._kept.pop()[1].close()
 
-    def _take(self, client: Client, host: str, python: str | None) -> Link | None:
+    def _take(self, client: Connector, host: str, python: str | None) -> Link | None:
         """Return a connection that has rested, None where there is none."""
         with self._lock:
             key = (client, host, python)
@@ -231,7 +231,9 @@ class Pool:
         for link in ended:
             self.put(link, is_clean=False)
 
-    def _replace_dead(self, links: list[Link], wanted: Wanted, check: Callable[[], None]) -> None:
+    def _replace_dead(
+        self, client: Connector, links: list[Link], wanted: Wanted, check: Callable[[], None]
+    ) -> None:
         """Connect anew to each host whose rested connection has no answer: it may have ended a moment ago."""
         rested = {link: None for link in links if link.is_ready and not link.is_proven}
         for link in rested:
@@ -239,12 +241,12 @@ class Pool:
         self._wait([*rested], lambda link: not link.is_asked, check, _PROOF_SECONDS)
         for number, link in enumerate(links):
             if link in rested and (link.lost or link.is_asked):
-                links[number] = self._start(*link.key, wanted)
+                links[number] = self._start(client, link.host, link.key[2], wanted)
                 self.put(link, is_clean=False)
 
-    def _start(self, client: Client, host: str, python: str | None, wanted: Wanted) -> Link:
+    def _start(self, client: Connector, host: str, python: str | None, wanted: Wanted) -> Link:
         with self._lock, interrupts.block_interrupt_in_children():
-            link = Link(client, host, python, wanted)
+            link = Link.open(client, host, python, wanted)
             self._all[link] = None
             self._beat_for(link)
         return link
@@ -307,9 +309,9 @@ class Pool:
                     return
 
 
-def _find_problems(link: Link, wanted: Wanted) -> list[str]:
+def _find_problems(client: Connector, link: Link, wanted: Wanted) -> list[str]:
     """Return what is wrong with a host, a sentence each."""
-    client, noun = link.client, link.client.host_noun
+    noun = client.host_noun
     by_host = noun == "host"
     if link.facts and (found := find_mismatches(link.host, link.facts, wanted, noun=noun, by_host=by_host)):
         return found

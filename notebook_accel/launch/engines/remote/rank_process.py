@@ -10,7 +10,6 @@ import os
 import pickle
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -75,15 +74,12 @@ class ProcessStart:
         """Return the working folder of processes on this machine."""
         return self.directory if os.path.isdir(self.directory) else os.getcwd()
 
-    def list_path(self, *, without: str | None = None) -> list[str]:
-        """Return the folders where processes on this machine find modules: this process's, then the notebook's.
+    def list_path(self, own: Sequence[str]) -> list[str]:
+        """Return the folders where processes on this machine find modules.
 
         Args:
-            without: folder whose parts are left out of this process's.
+            own: those of this machine; the notebook's follow.
         """
-        own = [
-            place for place in sys.path if without is None or not os.path.abspath(place).startswith(without)
-        ]
         more = [place or self.choose_directory() for place in self.path]
         return [
             *own,

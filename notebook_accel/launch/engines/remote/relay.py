@@ -6,9 +6,10 @@ import contextlib
 import os
 import pickle
 import signal
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from ....events import (
     BeginOrder,
@@ -26,31 +27,11 @@ from ....stream.inbox import Inbox
 from ....stream.wire import GO, FrameError, describe_loss
 from ...agent.client import AgentWorker
 from ...leftovers import Leftovers, remove_abandoned
+from .channel import Channel
 from .rank_process import RankProcess
 
 _LOOK_SECONDS: Final = 1.0
 _BYTES: Final = 1 << 12
-
-
-class Channel(Protocol):
-    """The way to the notebook."""
-
-    def fileno(self) -> int:
-        """Return the descriptor that can be read when something has come."""
-
-    def now(self) -> float:
-        """Return the time for an event, in seconds since the epoch."""
-
-    def send(self, events: Sequence[Event]) -> None:
-        """Send events; OSError where the notebook is gone."""
-
-    def receive(self) -> list[Event]:
-        """Return what has come, without waiting.
-
-        Raises:
-            FrameError: it cannot be read; nothing after it can.
-            OSError: the notebook is gone.
-        """
 
 
 class Relay:
@@ -66,7 +47,7 @@ class Relay:
         has_lost_notebook: whether the notebook is gone.
     """
 
-    def __init__(self, channel: Channel, obey: Callable[[Event], None] | None = None) -> None:
+    def __init__(self, channel: Channel, obey: Callable[[Event], None]) -> None:
         self.has_lost_notebook = False
         self._channel = channel
         self._obey_other = obey
@@ -140,7 +121,7 @@ class Relay:
             self._let_go()
 
     def _note_end(self, rank: int, process: RankProcess, exitcode: int) -> None:
-        worker, now = process.worker, self._channel.now()
+        worker, now = process.worker, time.time()
         if worker.pid:
             self._leftovers.end(worker.pid)  # what is left would write for ever
         self._forward(self._inbox.finish(rank))
@@ -210,7 +191,7 @@ class Relay:
         elif isinstance(order, SignalOrder):
             if order.rank in self._processes:
                 self._processes[order.rank].send(order.signum)
-        elif order.rank < 0 and self._obey_other is not None:
+        elif order.rank < 0:
             self._obey_other(order)
         else:
             assert isinstance(order, Order), f"{order} is no order"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -98,3 +99,35 @@ class ProcessTransport(Transport):
         except subprocess.TimeoutExpired:
             signals.kill(self.pid)
             self._process.wait()
+
+
+class SocketTransport(Transport):
+    """A connection that an agent has made to this process.
+
+    Args:
+        connection: of TCP.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self._connection, self._again = connection, connection.dup()  # a selector takes a descriptor once
+        self.incoming, self.outgoing, self.errors = connection.fileno(), self._again.fileno(), -1
+
+    @property
+    def exitcode(self) -> int | None:
+        """None: no program of this machine leads to the host."""
+        return None
+
+    def wait(self) -> None:
+        """Do nothing."""
+
+    def filenos(self) -> list[int]:
+        """Return both descriptors of the connection."""
+        return [each.fileno() for each in (self._connection, self._again) if each.fileno() >= 0]
+
+    def close(self) -> None:
+        """End the connection."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+        self._again.close()

@@ -27,7 +27,8 @@ class ToldLink:
     client = Client
 
     def __init__(self, host: str, machine: str) -> None:
-        self.host, self.facts = host, {"machine": machine}
+        self.host = self.node = host
+        self.facts = {"machine": machine}
 
 
 def make_group(*links: ToldLink) -> Any:
@@ -36,6 +37,7 @@ def make_group(*links: ToldLink) -> Any:
     group._machine = "here"
     group._ranks = {link: range(2 * number, 2 * number + 2) for number, link in enumerate(links)}
     group._link_of = {rank: link for link, ranks in group._ranks.items() for rank in ranks}
+    group._places = group._place_ranks()
     return group
 
 

@@ -47,7 +47,7 @@ class Shell(CommandClient):
     ],
 )
 def test_an_end_is_told_by_who_has_ended(commands: str, told: str) -> None:
-    link = Link(Shell(commands), "gpu1", None, WANTED)
+    link = Link.open(Shell(commands), "gpu1", None, WANTED)
     try:
         while not link.lost:
             assert select.select([link], [], [], 60)[0]

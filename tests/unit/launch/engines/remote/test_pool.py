@@ -71,8 +71,8 @@ def test_an_interrupt_loses_no_client(
         monkeypatch.setattr(owner, name, interrupted)
 
     class Made(Link):
-        def __init__(self, *given: Any) -> None:
-            super().__init__(*given)
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, **more)
             made.append(self)
 
     monkeypatch.setattr(pools, "Link", Made)

@@ -39,9 +39,6 @@ class RecordingChannel:
     def fileno(self) -> int:
         return self._ends[0].fileno()
 
-    def now(self) -> float:
-        return 0.0
-
     def send(self, events: Sequence[Event]) -> None:
         self.events += events
 
@@ -71,7 +68,7 @@ def channel() -> Iterator[RecordingChannel]:
 @pytest.fixture
 def relay(agent: Agent, channel: RecordingChannel) -> Iterator[Relay]:
     """The relay of a process that was just ordered."""
-    made = Relay(channel)
+    made = Relay(channel, lambda order: None)
     payload = SharedPickle(Pickled(data=b"x", buffers=[]))
     with contextlib.closing(payload), socket.create_server(("127.0.0.1", 0)) as store:
         made.add(0, RankProcess(agent, START, WORK, payload, path=[], store=store))
@@ -98,11 +95,12 @@ def test_a_process_whose_agent_ends_is_told_as_killed(
     why, end = channel.events
     assert isinstance(why, Lines) and why.stream == "stderr"
     assert "the agent, the process that starts workers, has ended" in why.texts[0]
-    assert end == Ended(rank=0, time=0.0, pid=0, exitcode=-signal.SIGKILL)
+    assert end == Ended(rank=0, time=end.time, pid=0, exitcode=-signal.SIGKILL)
 
 
 def test_a_process_that_has_not_started_is_not_waited_for(channel: RecordingChannel, relay: Relay) -> None:
     relay.kill()
     relay.step()
-    assert channel.events == [Ended(rank=0, time=0.0, pid=0, exitcode=-signal.SIGKILL)]
+    [end] = channel.events
+    assert end == Ended(rank=0, time=end.time, pid=0, exitcode=-signal.SIGKILL)
     assert not relay.is_busy
