@@ -81,11 +81,14 @@ class HangWatch:
 
     def take(self, events: Sequence[Event]) -> None:
         """Take what came from the ranks of this node."""
+        heard = False
         for event in events:
             if isinstance(event, StackReport):
                 self._stacks[event.rank] = event
-            elif not isinstance(event, (Held, Ended)) and time.monotonic() >= self._deaf_until:
-                self.begin()
+            elif not isinstance(event, (Held, Ended)):
+                heard = True
+        if heard and time.monotonic() >= self._deaf_until:
+            self.begin()
 
     def _begin_anew(self) -> None:
         self._asked_at, self._is_reported, self._others_ask = None, False, False

@@ -20,6 +20,8 @@ from ....events import (
     Event,
     Failure,
     LeaveOrder,
+    Lines,
+    Metric,
     Notice,
     Order,
     Phase,
@@ -364,14 +366,13 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         if link.lost:
             return []
         events: list[Event] = []
+        ranks = self._ranks.get(link, ())
         for event in link.receive():
-            if isinstance(event, (Located, Prepared, Reached, Assigned, Cleared)):
+            if event.rank in ranks:
+                events.append(event if isinstance(event, (Lines, Metric)) else self._adapt(event, link))
+            elif isinstance(event, (Located, Prepared, Reached, Assigned, Cleared)):
                 self._answers[link, type(event)] = event
-            elif isinstance(event, Devices):
-                pass
-            elif event.rank in self._ranks.get(link, ()):
-                events.append(self._adapt(event, link))
-            else:
+            elif not isinstance(event, Devices):
                 link.lost = f"what it sends cannot be right (an event of rank {event.rank})"
         if link.lost:
             self._forget(link)

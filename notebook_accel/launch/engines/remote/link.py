@@ -159,6 +159,8 @@ class Link:
         if not self.lost and self._quiet.look(time.monotonic(), heard=heard):
             self.lost = f"nothing has come from it for {packets.SILENCE_SECONDS:g} s"
         for event in events:
+            if event.rank >= 0:
+                continue
             if isinstance(event, Devices):
                 self.devices = event
             if isinstance(event, Cleared):
