@@ -19,6 +19,7 @@ from . import command, submission
 from .command import ENDING, JobState, SrunClient
 from .submission import Wish
 
+_LOOK_SECONDS: Final = 0.05
 _FAST_SECONDS: Final = 0.25
 _SLOW_SECONDS: Final = 10.0
 _SETTLE_SECONDS: Final = 3.0
@@ -97,10 +98,10 @@ class Allocation:
                 raise LaunchError(self.describe_early_end())
             self._shown = self._describe_wait()
             waited = time.monotonic() - began
-            until = time.monotonic() + min(_SLOW_SECONDS, max(_FAST_SECONDS, waited / 10))
+            until = time.monotonic() + min(_SLOW_SECONDS, max(_LOOK_SECONDS, waited / 10))
             while time.monotonic() < until:
                 wait(self._shown)
-                time.sleep(0.05)
+                time.sleep(_LOOK_SECONDS)
         self._shown = ""
         self.is_preempted = self.state.preempted is not None
         is_new = not self._nodes
@@ -162,7 +163,7 @@ class Allocation:
         until = time.monotonic() + _FAST_SECONDS
         while time.monotonic() < until:
             wait(text)
-            time.sleep(0.05)
+            time.sleep(_LOOK_SECONDS)
 
     def describe_loss(self) -> str:
         """Return what became of the job, whose ranks ran, as a clause."""
