@@ -1,15 +1,21 @@
-"""What is said of a connection that ends."""
+"""What is said of a connection that ends; and what one is sent that takes a part of it at a time."""
 
 from __future__ import annotations
 
+import contextlib
 import select
+import socket
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
 
+from notebook_accel.events import Lines
 from notebook_accel.launch.engines.remote.client import CommandClient, Wanted
 from notebook_accel.launch.engines.remote.link import Link
+from notebook_accel.launch.engines.remote.packets import PacketReader
+from notebook_accel.launch.engines.remote.transport import SocketTransport
+from notebook_accel.stream.wire import FrameReader
 
 WANTED = Wanted(python="3.11", torch="2.13.0", package="0.1", with_ipython=False, takes_over=False)
 
@@ -55,3 +61,21 @@ def test_an_end_is_told_by_who_has_ended(commands: str, told: str) -> None:
         assert link.lost == f"its ssh connection has ended ({told})"
     finally:
         link.close()
+
+
+def test_a_connection_takes_a_part_of_a_packet() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        theirs = socket.create_connection(listening.getsockname())
+        ours, _ = listening.accept()
+    ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 5000)
+    event = Lines(
+        rank=0, time=0.0, stream="stdout", texts=tuple(str(number) * 50 for number in range(20_000))
+    )
+    theirs.settimeout(30)
+    packets, frames = PacketReader(), FrameReader()
+    link = Link(Shell(""), "10.0.0.1", None, SocketTransport(ours), facts={})
+    with theirs, contextlib.closing(link):
+        link.send(event)
+        while not (received := frames.feed(packets.feed(theirs.recv(999)))):
+            link.flush()
+    assert received == [event]
