@@ -157,6 +157,7 @@ def _parse(line: str) -> Any:
     parser.add_argument("--start-method", choices=legal_words("start_method"))
     parser.add_argument("--output", choices=OUTPUTS)
     parser.add_argument("--engine", help="what starts the workers, such as slurm in an allocation")
+    parser.add_argument("--address", help="of the Ray cluster, such as auto")
     parser.add_argument("--hosts", nargs="+", action="extend", help="hosts that ssh reaches: gpu1 gpu2:4")
     parser.add_argument("--python", help="path of the Python on the hosts")
     parser.add_argument("--slurm", nargs="*", action="extend", help="nodes of SLURM: partition=gpu time=30")
@@ -178,6 +179,7 @@ def _parse(line: str) -> Any:
         "start_method",
         "output",
         "engine",
+        "address",
         "hosts",
         "python",
         "slurm",

@@ -13,6 +13,7 @@ from notebook_accel.widgets import cells
     ("line", "arguments"),
     [
         ("2 --engine slurm --num-nodes 2", {"engine": "slurm", "num_nodes": 2}),
+        ("2 --engine ray --address auto", {"engine": "ray", "address": "auto"}),
         ("2 --slurm time=30", {"engine": "slurm", "slurm": {"time": "30"}}),
         ("--slurm", {"engine": "slurm", "slurm": {}}),
         ("--engine ray --slurm time=30", {"engine": "ray", "slurm": {"time": "30"}}),
