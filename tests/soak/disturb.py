@@ -25,7 +25,6 @@ class Disturbance:
         during: does it from outside; None where the host does it to itself.
         aim: arguments of `aim` in the host.
         kills_agent: whether the agent may end.
-        gaps: seconds between interrupts from outside.
     """
 
     title: str
@@ -33,7 +32,6 @@ class Disturbance:
     during: During | None = None
     aim: tuple[int, int, int] | None = None
     kills_agent: bool = False
-    gaps: tuple[float, ...] = ()
 
     def wrap(self, code: str) -> str:
         """Return a piece of code with this disturbance in it."""
@@ -61,7 +59,7 @@ def interrupt(rng: random.Random) -> Disturbance:
 
     words = ", then ".join(f"{moment:.4f} s" for moment in moments)
     title = f"interrupt after {words}"
-    return Disturbance(title=title, allowed=_INTERRUPTED, during=during, gaps=tuple(moments[1:]))
+    return Disturbance(title=title, allowed=_INTERRUPTED, during=during)
 
 
 def interrupt_at_line(rng: random.Random) -> Disturbance:

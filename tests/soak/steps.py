@@ -32,8 +32,7 @@ answer(digest(notebook_launcher(give, ("tensor", 100_000), num_processes=2, retu
 """
 
 
-_KERNEL_ENDED = "the kernel ended between two interrupts"
-_SAME_MOMENT_SECONDS = 0.05
+_KERNEL_ENDED = "ipykernel ended by the interrupt"
 
 
 class Lane:
@@ -226,16 +225,17 @@ class Soak:
 
 
 def _has_ended_by_ipykernel(host: Host, outcome: Outcome, disturbance: Disturbance) -> bool:
-    """Return whether a kernel has ended because a second interrupt came in the same moment as the first.
+    """Return whether a kernel has ended because an interrupt from outside met ipykernel's own code.
 
-    Where the first one meets ipykernel's own code, at the beginning or end of a cell, it logs that, and an interrupt
-    meanwhile ends its loop: `Kernel.dispatch_shell` and `IPKernelApp.start`. Kernels without this package end too.
+    One that comes just before or after the cell's code, in the lines of `Kernel.dispatch_shell` that set and reset the
+    signal handler, ends the loop of `IPKernelApp.start`. Kernels without this package end too.
     """
     return (
         host.kind == "notebook"
         and outcome.was_killed
         and outcome.exitcode == 0
-        and any(gap < _SAME_MOMENT_SECONDS for gap in disturbance.gaps)
+        and disturbance.during is not None
+        and "KeyboardInterrupt" in disturbance.allowed
     )
 
 
