@@ -44,7 +44,8 @@ class Session:
     its `with` statement, at the end of this process, and when nothing refers to it any more.
 
     Args:
-        num_processes: number of workers. None is one for each GPU, or 2 on a machine without a GPU.
+        num_processes: number of workers. None is one for each GPU, or 2 on a machine without a GPU; on hosts and
+            clusters as in `notebook_launcher`.
         mixed_precision: `no`, `fp16`, `bf16` or `fp8`. An `Accelerator` in the workers uses it.
         start_method: `auto`, `fork` or `fresh`, as in `notebook_launcher`.
         output: ranks whose output is shown: `all`, `first`, `none` or a collection of ranks.

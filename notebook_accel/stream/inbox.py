@@ -206,14 +206,6 @@ class Inbox:
         if self._selector.get_key(source.end).events != wanted:
             self._selector.modify(source.end, wanted, source)
 
-    def is_open(self, rank: int) -> bool:
-        """Return True if anything of a worker may still come.
-
-        Args:
-            rank: of the worker.
-        """
-        return any(source.is_open for source in self._sources.get(rank, []))
-
     def watch(self, fd: int) -> None:
         """Let `poll` return when this descriptor becomes readable.
 

@@ -7,6 +7,7 @@ import socket
 from typing import Final
 
 _HERE_SECONDS: Final = 2.0
+_BACKLOG: Final = 1 << 14  # hosts connect before anybody accepts; the system takes less, 4,096 by default
 _LOOPBACK_NAMES: Final = ("localhost", "localhost4", "localhost6", "ip6-localhost", "ip6-loopback")
 
 
@@ -27,7 +28,7 @@ def listen(address: str, port: int) -> socket.socket:
     """
     found = socket.getaddrinfo(address or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, _, _, _, where = min(found, key=lambda entry: entry[0] != socket.AF_INET)
-    return socket.create_server((str(where[0]), port), family=family)
+    return socket.create_server((str(where[0]), port), family=family, backlog=_BACKLOG)
 
 
 def find_listen_problem(address: str, port: int) -> str:
@@ -119,8 +120,8 @@ def listen_for_nodes(host: str, port: int = 0) -> socket.socket:
     if is_loopback(choose_listen_address(host)) or (is_address(host) and not find_listen_problem(host, 0)):
         return listen(host, port)
     if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 def is_address(host: str) -> bool:

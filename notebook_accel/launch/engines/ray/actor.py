@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import platform
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from .... import probes
 from ....events import Buffer
 from ....stream.listener import connect
 from ...transfer.pickled import Pickled
+from ...transfer.shared_memory import SharedPickle
 from ..remote import agent
 from ..remote.channel import Channel
 from ..remote.rank_process import find_version, start_agent
@@ -42,17 +41,14 @@ class RankActor:
         self._agent = start_agent(self._path, variables, with_ipython=with_ipython)
 
     def describe(self) -> dict[str, Any]:
-        """Return what the notebook has to know of this place, and of what is installed here."""
+        """Return what the notebook has to know of this place."""
         import ray
 
         return {
             **agent.describe(),
             "address": ray.util.get_node_ip_address(),
             "node": ray.get_runtime_context().get_node_id(),
-            "executable": sys.executable,
-            "python": platform.python_version(),
-            "torch": probes.version("torch") or "",
-            "notebook_accel": find_version(),
+            "version": find_version(),
         }
 
     def serve(self, endpoint: tuple[str, int], token: bytes, number: int, parts: Sequence[Buffer]) -> str:
@@ -67,16 +63,17 @@ class RankActor:
         Returns:
             Why the notebook cannot be reached, empty where it was.
         """
-        try:
-            connection = connect(endpoint, token, number, _CONNECT_SECONDS)
-        except OSError as error:
-            return error.strerror or str(error)
-        with connection:
-            channel = Channel(connection.fileno(), connection.fileno(), has_beats=False)
-            pickled = Pickled(data=bytes(parts[0]), buffers=[*parts[1:]])
-            server = agent.HostServer(
-                channel, self._path, self._with_ipython, math.inf, agent=self._agent, pickled=pickled
-            )
-            with contextlib.suppress(OSError):
-                server.run()
+        # before the connection: it may take longer than an end may be silent
+        with contextlib.closing(SharedPickle(Pickled(data=bytes(parts[0]), buffers=[*parts[1:]]))) as payload:
+            try:
+                connection = connect(endpoint, token, number, _CONNECT_SECONDS)
+            except OSError as error:
+                return error.strerror or str(error)
+            with connection:
+                channel = Channel(connection.fileno(), connection.fileno(), has_beats=False)
+                server = agent.HostServer(
+                    channel, self._path, self._with_ipython, math.inf, agent=self._agent, payload=payload
+                )
+                with contextlib.suppress(OSError):
+                    server.run()
         return ""

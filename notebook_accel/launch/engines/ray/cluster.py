@@ -126,7 +126,8 @@ def _is_connected_to(address: str) -> bool:
     present = space.removeprefix(_NAMESPACE)
     if present == address:
         return True
-    users = [run for run in runtime.runs() if not run.is_over and run.job.engine == "ray"]
+    sessions = [found for each in runtime.sessions() if (found := each()) is not None]
+    users = [each for each in (*runtime.runs(), *sessions) if not each.is_over and each.job.engine == "ray"]
     if users:
         raise LaunchError(
             f"address={address!r}: {users[0]!r} uses the Ray at {present!r} still; wait, or stop it"

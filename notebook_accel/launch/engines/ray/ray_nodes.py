@@ -15,11 +15,11 @@ from ... import descriptors
 from ...checks import addresses
 from ...supervise.worker_group import Attempt
 from ..attempts import Wait
-from ..remote.client import Client, Wanted, find_mismatches
+from ..remote.client import Client
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.link import Link
 from ..remote.messages import Devices
-from ..remote.rank_process import ProcessStart
+from ..remote.rank_process import ProcessStart, find_version
 from ..remote.transport import SocketTransport
 from . import cluster
 from .actor import RankActor
@@ -29,7 +29,6 @@ _TELL_SECONDS: Final = 3.0  # without the resources, until the cell says what th
 _START_SECONDS: Final = (
     300.0  # for an actor's process, once it has its resources: its environment may be made first
 )
-_CONNECT_SECONDS: Final = 30.0
 _EXPLAIN_SECONDS: Final = 40.0  # Ray takes about half of that to declare a silent node dead
 _ASK_SECONDS: Final = 1.0
 _LOOSER: Final = {
@@ -84,7 +83,7 @@ class RayClient(Client):
     """Ray, which has placed an actor."""
 
     program: ClassVar[str] = "Ray"
-    connection: ClassVar[str] = "actor's connection"
+    connection: ClassVar[str] = "connection"
     host_noun: ClassVar[str] = "node"
 
     def find_telling_line(self, said: Sequence[str]) -> str:
@@ -108,6 +107,7 @@ class RayNodes(Lender):
         self._placement_group: Any = None
         self._actors: list[Any] = []
         self._served: dict[Link, tuple[Any, Any]] = {}  # actor, and reference of what its `serve` returns
+        self._explained_by = math.inf  # when all that is lost has to be explained, by the monotonic clock
         descriptors.keep_from_forks(self)
 
     def take(self, start: ProcessStart, payload: Any) -> None:
@@ -186,14 +186,12 @@ class RayNodes(Lender):
                 )
             wait(text)
         infos: list[dict[str, Any]] = [_get_answer(reference) for reference in references]
-        wanted = Wanted.here()
-        problems = [
-            problem
-            for info in infos
-            for problem in find_mismatches(info["address"], info, wanted, noun="node", by_host=False)
-        ]
-        if problems:
-            raise LaunchError("\n".join(dict.fromkeys(problems)))
+        for info in infos:
+            if info["version"] != find_version():
+                raise LaunchError(
+                    f"node {info['address']} has notebook_accel {info['version']}, and this process {find_version()}: "
+                    "install the same version on all nodes"
+                )
         return infos
 
     def _connect(self, infos: Sequence[Mapping[str, Any]], wait: Wait) -> list[Link]:
@@ -215,7 +213,7 @@ class RayNodes(Lender):
                 actor.serve.remote(endpoint, listener.token, number, self._payload)
                 for number, actor in enumerate(self._actors)
             ]
-            deadline = time.monotonic() + _CONNECT_SECONDS
+            deadline = time.monotonic() + _START_SECONDS  # until Ray has brought the function to all
             while listener.missing:
                 for number, connection in listener.admit():
                     info = infos[number]
@@ -227,7 +225,7 @@ class RayNodes(Lender):
                 failed = [number for number in missing if ray.wait([served[number]], timeout=0)[0]]
                 if missing and (failed or time.monotonic() > deadline):
                     late = (failed or missing)[0]
-                    why = _get_answer(served[late]) if failed else f"no connection in {_CONNECT_SECONDS:g} s"
+                    why = _get_answer(served[late]) if failed else f"no connection in {_START_SECONDS:g} s"
                     raise LaunchError(_describe_unreachable(late, infos[late]["address"], endpoint, why))
                 wait("")
                 time.sleep(0.005)
@@ -250,6 +248,7 @@ class RayNodes(Lender):
                 if self._placement_group is not None:
                     ray.util.remove_placement_group(self._placement_group)
         self._served, self._actors, self._placement_group = {}, [], None
+        self._explained_by = math.inf
 
     def find_obstacle(self, wait: Wait) -> str:
         """Return that the nodes which are left have too little room, empty where they have enough."""
@@ -292,8 +291,8 @@ class RayNodes(Lender):
 
         where = f"on node {link.host}"
         actor, answer = self._served[link]
-        deadline = time.monotonic() + _EXPLAIN_SECONDS
-        while cluster.is_up() and time.monotonic() < deadline:
+        self._explained_by = min(self._explained_by, time.monotonic() + _EXPLAIN_SECONDS)
+        while cluster.is_up() and time.monotonic() < self._explained_by:
             if link.node not in {node.name for node in cluster.list_nodes()}:
                 return f"its node {link.host} died, or the cluster took it away"
             if ray.wait([answer], timeout=_ASK_SECONDS)[0]:
@@ -311,8 +310,8 @@ class RayNodes(Lender):
                             f"its actor {where} was ended, by Ray or from outside ({_find_cause(str(error))})"
                         )
             check()
-        why = "Ray does not say why" if cluster.is_up() else "the one of this process to Ray as well"
-        return f"the connection to its actor {where} ended, and {why}"
+        why = "Ray does not say why" if cluster.is_up() else "so has the one of this process to Ray"
+        return f"its actor {where}: {link.lost}, and {why}"
 
 
 class RayWorkerGroup(HostsWorkerGroup):
@@ -341,7 +340,11 @@ class RayWorkerGroup(HostsWorkerGroup):
 
     def explain_loss(self, member: HostMember) -> str:
         """Return what became of a lost rank, by what Ray knows."""
-        return self._lender.explain_loss(member.link, lambda: self._delivery.deliver([]))
+        return self.describe_loss(member.link)
+
+    def describe_loss(self, link: Link) -> str:
+        """Return why a connection has ended, by what Ray knows."""
+        return self._lender.explain_loss(link, lambda: self._delivery.deliver([]))
 
 
 def _get_answer(reference: Any) -> Any:

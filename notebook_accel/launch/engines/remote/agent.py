@@ -1,8 +1,9 @@
 """On a host: joins the notebook with the processes of a run's ranks, as long as its connection lives.
 
-Frames come and go by standard input and output. This process imports no torch; one of its own does, `launch.agent`,
-which starts those of ranks. It ends with all that it has started when its input ends, when it hears nothing for some
-seconds, or when it has had nothing to do for some minutes.
+Frames come and go by a `Channel`: standard input and output, or a connection of a Ray actor. This process imports no
+torch; one of its own does, `launch.agent`, which starts those of ranks. It ends with all that it has started when the
+channel ends, and where it is started by a program also when it hears nothing for some seconds, or has had nothing to do
+for some minutes.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class HostServer:
         warm_seconds: how long to stay without a run; each run says it anew.
         hold: keeps this host for the notebook; None where nothing has to.
         agent: starts the processes; None makes one.
-        pickled: the function with its arguments, where orders do not bring it.
+        payload: the function with its arguments, where orders do not bring them; None where they do.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class HostServer:
         hold: Hold | None = None,
         *,
         agent: Agent | None = None,
-        pickled: Pickled | None = None,
+        payload: SharedPickle | None = None,
     ) -> None:
         self._warm_seconds = warm_seconds
         self._hold = hold
@@ -158,7 +159,7 @@ class HostServer:
         self._relay = Relay(channel, self._obey)
         self._path, self._with_ipython = path, with_ipython
         self._agent = agent or start_agent(path, {}, with_ipython=with_ipython)
-        self._pickled = pickled
+        self._payload = payload
         self._assigned: dict[int, RankProcess] = {}
         self._listening: socket.socket | None = None
         self._reach: Reach | None = None
@@ -253,8 +254,11 @@ class HostServer:
         drop_connections(listening)
         path, threads = order.start.list_path(self._path), devices.share_of_cores(len(order.works))
         try:
-            payload = SharedPickle(self._pickled or Pickled(data=bytes(order.data), buffers=[*order.buffers]))
-            with contextlib.closing(payload):
+            with contextlib.ExitStack() as stack:
+                payload = self._payload
+                if payload is None:
+                    pickled = Pickled(data=bytes(order.data), buffers=[*order.buffers])
+                    payload = stack.enter_context(contextlib.closing(SharedPickle(pickled)))
                 for work in order.works:
                     fallbacks = {THREADS: str(threads)}
                     if not work.is_alone and (interface := find_interface(work.address)):

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from .... import environ
+from .... import environ, interrupts
 from ....config.launch_options import StartMethod
-from ....events import Buffer
 from ....takeover import finder
 from ...agent.orders import find_directory
 from ...agent.parent_state import ParentState, list_path
@@ -97,18 +96,21 @@ class HostsEngine(GroupEngine[Plan]):
             yield self.make_plan(job, pickled, origin, lender)
             is_stopped = False
         finally:
-            lender.give_back(is_stopped=is_stopped)
+            with interrupts.delay_interrupt():
+                lender.give_back(is_stopped=is_stopped)
 
     def take(self, job: Job) -> tuple[Pickled, Origin]:
         """Return the function with its arguments, and what else the ranks need of the process that launches.
 
         Args:
             job: what runs; what cannot be pickled is a ShipError.
+
+        Returns:
+            Both; buffers of the pickle are those of the arguments, see `copy`.
         """
         pickled = Pickled(data=b"", buffers=[])
         if job.serve is None:
-            packed = pack_job(job.function, job.args, job.name)
-            pickled = Pickled(data=packed.data, buffers=[_copy(part) for part in packed.buffers])
+            pickled = pack_job(job.function, job.args, job.name)
         return pickled, Origin.capture(job)
 
     def make_plan(
@@ -129,7 +131,7 @@ class HostsEngine(GroupEngine[Plan]):
         return Plan(
             lender=lender,
             counts=self.count_ranks(job),
-            pickled=pickled,
+            pickled=copy(pickled),
             notes=pickle.dumps(origin.notes),
             start=origin.start,
             ends_with_group=ends_with_group,
@@ -150,8 +152,10 @@ class HostsEngine(GroupEngine[Plan]):
         return plan.lender.find_obstacle(wait)
 
 
-def _copy(part: Buffer) -> bytes:
-    return bytes(part.raw() if isinstance(part, pickle.PickleBuffer) else part)
+def copy(pickled: Pickled) -> Pickled:
+    """Return a pickle with buffers of its own: the notebook goes on, and may change what it was made of."""
+    parts = (part.raw() if isinstance(part, pickle.PickleBuffer) else part for part in pickled.buffers)
+    return Pickled(data=pickled.data, buffers=[*map(bytes, parts)])
 
 
 def uses_cpu(environment: Mapping[str, str]) -> bool:

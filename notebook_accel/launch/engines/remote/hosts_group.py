@@ -119,7 +119,7 @@ class Plan:
     Attributes:
         lender: has the hosts.
         counts: number of ranks of each host, in the order of their ranks.
-        pickled: the function with its arguments.
+        pickled: the function with its arguments; empty where the agents have them.
         notes: a pickled `Notes`, for each process.
         start: how each process starts.
         ends_with_group: whether the lender gets the hosts back when the group closes: there is no other attempt.
@@ -234,17 +234,20 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
             self._send(link, PrepareOrder(rank=-1, time=time.time(), address=where[node], port=port))
         ports = [answer.port for answer in self._wait_for(Prepared, self._links)]
         if len(self._links) > 1:
-            places = [
-                Place(host=link.host, address=address, port=port)
-                for link, address, port in zip(self._links, where, ports, strict=True)
-            ]
             has_other_network = self._has_devices() or any(map(self._start.variables.get, _NETWORKS))
-            for node, link in enumerate(self._links):
+            nodes = {link.node: number for number, link in reversed([*enumerate(self._links)])}
+            numbers = sorted(nodes.values())  # one connection to each node
+            places = [
+                Place(host=self._links[number].host, address=where[number], port=ports[number])
+                for number in numbers
+            ]
+            first = [self._links[number] for number in numbers]
+            for node, link in enumerate(first):
                 asked = [
                     places[other] for other in list_needed(node, len(places), store_only=has_other_network)
                 ]
                 self._send(link, ReachOrder(rank=-1, time=time.time(), places=asked))
-            self._wait_for(Reached, self._links)
+            self._wait_for(Reached, first)
         return ports[0]
 
     def _check(self, waiting_for: str = "") -> None:
@@ -263,7 +266,9 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         while True:
             answers = [self._answers.get((link, kind)) for link in links]
             for link, answer in zip(links, answers, strict=True):
-                problem = getattr(answer, "problem", "") or (link.lost if answer is None else "")
+                problem = getattr(answer, "problem", "")
+                if answer is None and link.lost:
+                    problem = self.describe_loss(link)
                 if problem:
                     said = "\n".join(link.said[-20:])
                     raise LaunchError(
@@ -328,12 +333,9 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
     def _watch(self, link: Link) -> None:
         """Wait for room in a connection too, where something waits to be sent."""
         if link.has_outgoing:
-            self._selector_of_room(link)
-
-    def _selector_of_room(self, link: Link) -> None:
-        with self._selecting:
-            if link.stdin_fileno not in self._selector.get_map():
-                self._selector.register(link.stdin_fileno, selectors.EVENT_WRITE, link)
+            with self._selecting:
+                if link.stdin_fileno not in self._selector.get_map():
+                    self._selector.register(link.stdin_fileno, selectors.EVENT_WRITE, link)
 
     def tell(self, order: Order) -> None:
         """Send an order to the worker of its rank, or to the agent that holds it; never waits."""
@@ -353,8 +355,8 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
                 heard[link] = None
             if mask & selectors.EVENT_WRITE:
                 link.flush()
-                if not link.has_outgoing:
-                    with self._selecting:
+                with self._selecting:
+                    if not link.has_outgoing:
                         self._selector.unregister(key.fileobj)
         now = time.monotonic()
         if now - self._looked >= _QUIET_SECONDS:  # each look costs as much as all hosts
@@ -454,7 +456,15 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
         Args:
             member: the rank.
         """
-        return f"{member.link.client.host_noun} {member.link.host}: {member.link.lost}"
+        return f"{member.link.client.host_noun} {member.link.host}: {self.describe_loss(member.link)}"
+
+    def describe_loss(self, link: Link) -> str:
+        """Return why a connection has ended, as a clause.
+
+        Args:
+            link: the connection.
+        """
+        return link.lost
 
     def on_look(self) -> None:
         """Let rank 0 leave once it is the last: its process holds the store."""
@@ -465,7 +475,7 @@ class HostsWorkerGroup(WorkerGroup[HostMember]):
     @property
     def addresses(self) -> Sequence[str]:
         """The addresses of the hosts, by which ranks reach each other."""
-        return self._where
+        return list(dict.fromkeys(self._where))
 
     # -- ending
 

@@ -1,4 +1,4 @@
-"""The pipes that lead to the agent of a host, and who holds their other ends."""
+"""The pipes, or the connection, that lead to the agent of a host."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Transport(ABC):
     """Two ways between this process and the agent of a host, which never wait.
 
     Attributes:
-        incoming: descriptor of the pipe that brings what the agent says.
-        outgoing: descriptor of the pipe that takes what is said to it.
+        incoming: descriptor that brings what the agent says.
+        outgoing: descriptor that takes what is said to it.
         errors: descriptor of the pipe that brings errors as lines; -1 where there is none.
     """
 

@@ -24,7 +24,7 @@ from ...supervise.stop_agreement import StopAgreement
 from ...supervise.worker_group import Attempt
 from ..base import Outcome
 from ..remote.client import Wanted
-from ..remote.hosts_engine import HostsEngine, uses_cpu
+from ..remote.hosts_engine import HostsEngine, copy, uses_cpu
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.pool import get_pool
 from . import command, detached, submission
@@ -150,7 +150,7 @@ class SlurmEngine(HostsEngine):
         pickled, origin = self.take(job)
         # nodes that wait for the next launch could be those that this one waits for
         get_pool().make_room(record, Allocation)
-        work = Work(pickled=pickled, origin=origin, wanted=self.describe_wanted())
+        work = Work(pickled=copy(pickled), origin=origin, wanted=self.describe_wanted())
         try:
             with interrupts.delay_interrupt():
                 self._watched, self._folder = detached.submit(job, work, self._make_wish(job))

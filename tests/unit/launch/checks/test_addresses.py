@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from typing import Any
 
@@ -61,3 +62,11 @@ def test_public_addresses() -> None:
         "no-such-host.invalid",
     ):
         assert addresses.find_public_address(host) == ""
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "worker-0"])
+def test_many_nodes_connect_before_one_is_accepted(host: str, own_name: str) -> None:
+    with contextlib.ExitStack() as stack:
+        port = stack.enter_context(addresses.listen_for_nodes(host)).getsockname()[1]
+        for _ in range(300):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))

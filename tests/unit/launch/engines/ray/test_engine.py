@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from notebook_accel import probes
+from notebook_accel import probes, runtime
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import Failure
 from notebook_accel.launch.engines import base
@@ -127,3 +129,22 @@ def test_a_cluster_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ray, "init", lambda **more: steps.append("init"))
     cluster.connect("ray://far:10001")
     assert steps == ["disconnect", "init"], "Ray connects to nothing else before that"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_a_session_keeps_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another address would end it."""
+    monkeypatch.setenv("RAY_CLIENT_MODE", "0")
+    import ray
+
+    class Held:
+        is_over = False
+        job = SimpleNamespace(engine="ray")
+
+    session = Held()
+    monkeypatch.setattr(runtime, "sessions", lambda: [weakref.ref(session)])
+    monkeypatch.setattr(ray, "is_initialized", lambda: True)
+    context = SimpleNamespace(namespace="notebook_accel at ray://near:10001")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    with pytest.raises(LaunchError, match="uses the Ray at 'ray://near:10001' still"):
+        cluster.connect("ray://far:10001")

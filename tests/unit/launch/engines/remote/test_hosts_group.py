@@ -7,6 +7,7 @@ import math
 import os
 import selectors
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from notebook_accel.events import CallEnd, Event, Failure, LeaveOrder, RaisedError
 from notebook_accel.launch.engines.remote import hosts_group
 from notebook_accel.launch.engines.remote.hosts_group import HostsWorkerGroup
+from notebook_accel.launch.engines.remote.messages import Prepared, Reached, ReachOrder
 from notebook_accel.launch.transfer import failures
 
 
@@ -25,6 +27,7 @@ class ToldLink:
     """A connection to a host, as far as events of it are told."""
 
     client = Client
+    devices = None
 
     def __init__(self, host: str, machine: str) -> None:
         self.host = self.node = host
@@ -107,6 +110,7 @@ def test_news_of_a_host_costs_no_look_at_the_others() -> None:
     with contextlib.ExitStack() as stack:
         group._selector = stack.enter_context(selectors.DefaultSelector())
         group._selecting, group._links, group._looked = threading.Lock(), links, math.inf
+        group._ranks = {}
         group._link_of = dict(enumerate(links))
         for link in links:
             stack.callback(link.close)
@@ -119,3 +123,25 @@ def test_news_of_a_host_costs_no_look_at_the_others() -> None:
         group._looked = -math.inf
         group.receive(0.0)
         assert all(link.looks for link in links), "now and then those that say nothing are looked at too"
+
+
+def test_one_of_several_connections_to_a_node_tries_to_reach_the_others() -> None:
+    """Each would be one connection more to the first node, where nobody accepts them yet."""
+    links = [ToldLink(f"gpu{number // 3}", "there") for number in range(6)]
+    group = make_group(*links)
+    group._links, group._start = links, SimpleNamespace(variables={})
+    group._job = SimpleNamespace(rendezvous=SimpleNamespace(port=0))
+    sent: list[tuple[Any, Event]] = []
+    group._send = lambda link, event: sent.append((link, event))
+    answers = {
+        Prepared: [Prepared(rank=-1, time=0.0, port=7000 + number) for number in range(6)],
+        Reached: [],
+    }
+    group._wait_for = lambda kind, asked: answers[kind]
+    assert group._meet(["10.0.0.1"] * 3 + ["10.0.0.2"] * 3) == 7000
+    asked = [
+        (link, [place.port for place in order.places])
+        for link, order in sent
+        if isinstance(order, ReachOrder)
+    ]
+    assert asked == [(links[0], [7003]), (links[3], [7000])]
