@@ -48,7 +48,8 @@ class FakeAllocation:
 class FakeLink:
     """A connection to an agent that has not ended."""
 
-    host, facts, lost, client = "n1", MappingProxyType[str, str]({}), "", SimpleNamespace(host_noun="node")
+    host = node = "n1"
+    facts, lost, client = MappingProxyType[str, str]({}), "", SimpleNamespace(host_noun="node")
 
     def __init__(self, *said: str) -> None:
         self.said = said
@@ -65,6 +66,7 @@ def make_group(allocation: FakeAllocation | None, count: int, *said: str) -> Any
     group._links = [link]
     group._ranks, group._machine = {link: range(count)}, "here"
     group._link_of = dict.fromkeys(range(count), link)
+    group._places = group._place_ranks()
     group._members = [HostMember(rank=rank, link=link, pid=70 + rank) for rank in range(count)]
     group.stop = lambda grace, signum: None
     return group
