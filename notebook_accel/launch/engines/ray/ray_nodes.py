@@ -221,10 +221,10 @@ class RayNodes(Lender):
                     link.devices = Devices(rank=-1, time=time.time(), label="GPU" if gpus else "", count=gpus)
                     links[number] = link
                     self._served[link] = (self._actors[number], served[number])
-                missing = sorted(listener.missing)
-                failed = [number for number in missing if ray.wait([served[number]], timeout=0)[0]]
+                missing = {served[number]: number for number in sorted(listener.missing)}
+                failed = ray.wait([*missing], timeout=0)[0] if missing else []
                 if missing and (failed or time.monotonic() > deadline):
-                    late = (failed or missing)[0]
+                    late = missing[next(iter(failed or missing))]
                     why = _get_answer(served[late]) if failed else f"no connection in {_START_SECONDS:g} s"
                     raise LaunchError(_describe_unreachable(late, infos[late]["address"], endpoint, why))
                 wait("")

@@ -90,10 +90,9 @@ class HostsEngine(GroupEngine[Plan]):
     @contextlib.contextmanager
     def plan(self, job: Job) -> Iterator[Plan]:
         """Take from this process what the ranks need; ShipError where that cannot be pickled."""
-        pickled, origin = self.take(job)
         lender, is_stopped = self.make_lender(job), True
         try:
-            yield self.make_plan(job, pickled, origin, lender)
+            yield self.make_plan(job, *self.take(job), lender)
             is_stopped = False
         finally:
             with interrupts.delay_interrupt():
