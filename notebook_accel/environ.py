@@ -97,7 +97,6 @@ TABLE: Final[Mapping[str, str]] = {
     "NOTEBOOK_ACCEL_SECRET_FILE": "file with the secret of a run on several nodes; only its user may read it",
     "NOTEBOOK_ACCEL_STATE": "folder of runs that outlive their notebooks",
     "NOTEBOOK_ACCEL_STATE_DAYS": "days after which such a run is removed once it is over; 30 where it is not set",
-    "NOTEBOOK_ACCEL_JOBS": "folder of those by SLURM, which the nodes of the cluster see too",
     "NOTEBOOK_ACCEL_AGENT": "false: a notebook starts no agent before a launch needs it",
     "NOTEBOOK_ACCEL_TPU_MODE": "process: a process per XLA device; spmd: one program over all, which splits batches",
     # where config files lie

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the first launch imports what launches need: workers and sc
     from .config.launch_options import OnHang, Returns, StartMethod, View
     from .launch.durations import Start
     from .launch.engines.base import Engine
+    from .launch.engines.ssh.engine import SshEngine
     from .launch.job import Job
     from .launch.request import LaunchRequest
     from .launch.run import MakeSink
@@ -163,8 +164,9 @@ def notebook_launcher(
         slurm_keep: seconds that a job's nodes stay for the next launch after a run. They cost meanwhile. 0 ends the job
             with the run.
         slurm_notice: seconds before a job's time limit at which `accelerator.should_stop` turns true.
-        detach: whether the run goes on when the cell is interrupted or the notebook ends: on this machine, or as a job
-            of SLURM. `attach` shows it again and gives its value, in any notebook. `run.stop()` and Stop end it.
+        detach: whether the run goes on when the cell is interrupted or the notebook ends: on this machine, on hosts by
+            ssh, or as a job of SLURM. `attach` shows it again and gives its value, in any notebook. `run.stop()` and
+            Stop end it.
         name: how the run is called where it is shown, and by `attach`. None is the name of the function.
         tpu_mode: `process` is one process for each TPU chip. `spmd` is one process that uses all chips: this process,
             if it has not used the TPU in another way.
@@ -241,6 +243,9 @@ def runs() -> RunList:
 def attach(
     run: int | str | None = None,
     *,
+    hosts: Sequence[str] | None = None,
+    python: str | Mapping[str, str] | None = None,
+    engine: SshEngine | None = None,
     block: bool = True,
     output: Literal["all", "first", "none"] | Collection[int] = "all",
     log_line_prefix_template: str | None = None,
@@ -254,6 +259,9 @@ def attach(
     Args:
         run: its number, that of its job of SLURM, or its name, of which the newest run counts; None is the one that was
             launched last.
+        hosts: those of a launch by ssh, the first of which has the run; None is this machine, or its cluster.
+        python: that of the launch by ssh.
+        engine: that of the launch by ssh, where it had options for the client.
         block: see `notebook_launcher`, as for the others.
         output: see `block`.
         log_line_prefix_template: see `block`.
@@ -263,7 +271,8 @@ def attach(
         What the launch would have returned; with `block=False` a `Run`.
 
     Raises:
-        LaunchError: nothing is known of the run, or it is lost: it has ended without a word of its ranks.
+        LaunchError: nothing is known of the run, or it is lost: it has ended without a word of its ranks; or its host
+            cannot be reached.
         ValueError, TypeError: an argument is wrong.
         BaseException: what `notebook_launcher` raises.
     """
@@ -271,8 +280,9 @@ def attach(
     __tracebackhide__ = True
     from .launch import attaching
 
-    found, engine, start = attaching.find(run, {"block": block, **shown})
-    return _open(found, engine, start)
+    where = {"hosts": hosts, "python": python, "engine": engine}
+    found, watcher, start = attaching.find(run, {"block": block, **where, **shown})
+    return _open(found, watcher, start)
 
 
 def _run(request: LaunchRequest, caller: str) -> Any:

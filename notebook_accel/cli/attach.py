@@ -12,7 +12,8 @@ from ..errors import LaunchError, RunStoppedError
 @click.command()
 @click.argument("run", required=False)
 @click.option("--stop", is_flag=True, help="Ask it to stop; its ranks have 30 seconds to save and return.")
-def attach(run: str | None, stop: bool) -> None:
+@click.option("--hosts", metavar="HOST,...", help="Those of a launch by ssh, the first of which has the run.")
+def attach(run: str | None, stop: bool, hosts: str | None) -> None:
     """Show a run that was launched with `detach=True`: its output so far, then what comes.
 
     RUN is its number, that of its job of SLURM, or its name; without it, it is the one that was launched last. Ctrl-C
@@ -20,13 +21,14 @@ def attach(run: str | None, stop: bool) -> None:
     """
     from ..launchers import attach as watch
 
+    where = None if hosts is None else hosts.split(",")
     try:
         if stop:
-            shown = watch(run, block=False, view="text")
+            shown = watch(run, hosts=where, block=False, view="text")
             shown.stop()
             value = shown.result()
         else:
-            value = watch(run, view="text")
+            value = watch(run, hosts=where, view="text")
     except KeyboardInterrupt as error:
         click.echo(f"\n{error}", err=True)
         raise

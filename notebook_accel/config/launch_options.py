@@ -315,10 +315,10 @@ class LaunchOptions(Rows):
         False,
         "The run goes on when the notebook ends; `notebook_accel.attach` shows it again.",
         launches="notebooks",
-        when={"engine": ("local", "slurm")},
+        when={"engine": ("local", "slurm", "ssh")},
         file=False,
         expert=True,
-        engines=("local", "slurm"),
+        engines=("local", "slurm", "ssh"),
         argument=Argument(),
     )
     name: str | None = option(

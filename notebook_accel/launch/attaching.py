@@ -15,8 +15,7 @@ from .engines import base
 from .engines.base import Engine
 from .engines.detached import folder as detached
 from .engines.detached.folder import Folder
-from .engines.slurm import naming
-from .engines.slurm.job_folder import JobFolder, find_root
+from .engines.slurm import command
 from .job import Job
 
 _CALLER: Final = "attach"
@@ -49,7 +48,8 @@ def find(run: Any, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
 
 
 def _find(run: str | None, options: Mapping[str, Any]) -> tuple[Job, Engine, Start]:
-    folder = _find_folder(run)
+    hosts, python, engine = (options[name] for name in ("hosts", "python", "engine"))
+    folder = _open_folder(run, hosts, python, engine) if hosts or engine else _find_folder(run)
     folder.install_cells()
     recorded = folder.read_job()
     watched = replace(
@@ -65,65 +65,65 @@ def _find(run: str | None, options: Mapping[str, Any]) -> tuple[Job, Engine, Sta
     return watched, base.find(watched.engine), Start.at(folder.launched)
 
 
+def _open_folder(run: str | None, hosts: Any, python: Any, engine: Any) -> Folder:
+    """Return the folder of a run on a host."""
+    from .engines.ssh.engine import SshEngine  # only now: it imports torch
+
+    if engine is not None and not isinstance(engine, SshEngine):
+        raise TypeError(
+            f"engine={engine!r}: an SshEngine is needed, for a run on hosts; leave it out for others"
+        )
+    return (engine or SshEngine()).open_folder(run, hosts, python)
+
+
 def _find_folder(run: str | None) -> Folder:
-    """Return the folder of a run."""
-    found: list[Folder] = []
-    problem: LaunchError | None = None
-    for folder in detached.list_local():
-        if run is None or run == (folder.number if run.isdecimal() else folder.read_metadata().get("name")):
-            found.append(folder)
-    if _has_jobs():
-        try:
-            found.append(naming.find_job(run))
-        except LaunchError as error:
-            problem = error
-    if run is not None and run.isdecimal() and len(found) > 1:
+    """Return the folder of a run: of several with one name, or number of a job, the newest."""
+    here, others = _list_here()
+    found = [each for each in here if run is None or run in (each.number, each.name)]
+    if run is not None and run.isdecimal() and len({bool(each.job_id) for each in found}) > 1:
         raise LaunchError(
             f"{run} is the number of a run on this machine and of a job of SLURM: attach to it by its name"
         )
     if found:
-        return max(found, key=lambda each: each.launched)
-    raise LaunchError(_describe_absence(run) + (f"; of SLURM: {problem}" if problem is not None else ""))
-
-
-def _has_jobs() -> bool:
-    """Return whether jobs of SLURM are known, so that it is to be asked."""
-    return find_root().is_dir()
-
-
-def _describe_absence(run: str | None) -> str:
-    known = [f"{each.number} ({each.read_metadata().get('name')})" for each in detached.list_local()]
+        return found[-1]
+    known = [f"{each.title.removeprefix('run ')} ({each.name})" for each in here]
     there = f"there are {', '.join(known[-_MOST_TOLD:])}" if known else "there is none"
     which = "no run" if run is None else f"no run {run}"
-    return f"{which} is known in {detached.find_state()}, {there}: launch one with detach=True"
+    text = f"{which} is known in {detached.find_state()}, {there}: launch one with detach=True"
+    elsewhere = sorted({each.cluster for each in others if run is None or run in (each.number, each.name)})
+    raise LaunchError(
+        text + (f"; cluster {', '.join(elsewhere)} has one: attach to it there" if elsewhere else "")
+    )
+
+
+def _list_here() -> tuple[list[Folder], list[Folder]]:
+    """Return the folders of runs, oldest first: those that can be attached to here, and those of other clusters.
+
+    Clusters that share a home folder give the same numbers to their jobs.
+    """
+    every = detached.list_all()
+    cluster = command.find_cluster() if any(each.cluster for each in every) else ""
+    others = [each for each in every if cluster and each.cluster not in ("", cluster)]
+    return [each for each in every if each not in others], others
 
 
 def list_runs() -> list[dict[str, str]]:
     """Return what is known of all runs that were launched with `detach=True`, oldest first: texts by heading."""
-    rows: list[tuple[float, dict[str, str]]] = []
-    folders: list[Folder] = [*detached.list_local()]
-    if _has_jobs():
-        folders += naming.list_jobs(naming.find_cluster())
-    for folder in folders:
-        metadata = folder.read_metadata()
-        if isinstance(folder, JobFolder):
-            end = folder.read_end()
-            number, place = f"job {folder.number}", "cluster"
-            status = "submitted" if end is None else end[0]
-        else:
-            number, place, status = folder.number, "host", detached.describe_status(folder)
-        row = {
-            "run": number,
-            "name": str(metadata.get("name", "?")),
-            "status": status,
-            "processes": str(metadata.get("processes", "?")),
-            "where": str(metadata.get(place, "")),
-            "launched": time.strftime("%Y-%m-%d %H:%M", time.localtime(folder.launched)),
-        }
-        rows.append((folder.launched, row))
-    return [row for _, row in sorted(rows, key=lambda each: each[0])]
+    return [_describe(each) for each in _list_here()[0]]
+
+
+def _describe(folder: Folder) -> dict[str, str]:
+    metadata = folder.read_metadata()
+    return {
+        "run": folder.title.removeprefix("run "),
+        "name": folder.name,
+        "status": detached.describe_status(folder),
+        "processes": str(metadata.get("processes", "?")),
+        "where": folder.cluster or str(metadata.get("host", "")),
+        "launched": time.strftime("%Y-%m-%d %H:%M", time.localtime(folder.launched)),
+    }
 
 
 def prune() -> list[str]:
-    """Remove all runs on machines that are over; return which they were."""
-    return [f"run {folder.number}" for folder in detached.prune(0.0)]
+    """Remove all runs that are over; return which they were."""
+    return detached.prune(0.0)

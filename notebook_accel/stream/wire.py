@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 from ..events import Buffer, Event, Failure, as_bytes
@@ -20,9 +20,12 @@ class PipeEnd(Protocol):
 
 GO = b"g"
 """What the notebook sends on each worker's event socket when all workers are started."""
+BETWEEN = b"\n"
+"""May stand between frames, and means nothing: srun passes on what it gets by lines."""
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
 _MAX_PARTS = 1 << 20
+_SMALL_BYTES = 1 << 16
 
 
 def frame(event: Event) -> list[memoryview]:
@@ -39,6 +42,24 @@ def frame(event: Event) -> list[memoryview]:
     for part in parts:
         header += _LENGTH.pack(part.nbytes)
     return [memoryview(header), *parts]
+
+
+def frame_lines(events: Iterable[Event]) -> Iterator[Buffer]:
+    """Yield the buffers to send for events by srun, ssh or TCP: small parts are joined, and `BETWEEN` is the last.
+
+    Args:
+        events: in order.
+    """
+    small = bytearray()
+    for event in events:
+        for part in frame(event):
+            if part.nbytes > _SMALL_BYTES:
+                yield bytes(small)
+                yield part
+                small.clear()
+            else:
+                small += part
+    yield bytes(small + BETWEEN)
 
 
 class FrameError(ConnectionError):
@@ -100,6 +121,9 @@ class FrameReader:
         self._received += data
         start = 0
         while len(self._received) - start >= self._needed:
+            if self._needed == _COUNT.size and self._received.startswith(BETWEEN, start):
+                start += 1  # the first byte of a count is 0
+                continue
             lengths = self._lengths(start)
             if lengths is None:
                 break

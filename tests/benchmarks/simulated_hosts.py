@@ -34,7 +34,7 @@ from notebook_accel.events import (
     SignalOrder,
     WriteOrder,
 )
-from notebook_accel.launch.engines.remote import packets
+from notebook_accel.launch.engines.remote.keep_alive import KEEP_ALIVE, KEEP_ALIVE_SECONDS
 from notebook_accel.launch.engines.remote.messages import (
     Assigned,
     AssignOrder,
@@ -45,7 +45,7 @@ from notebook_accel.launch.engines.remote.messages import (
     Reached,
     ReachOrder,
 )
-from notebook_accel.stream.wire import FrameReader, frame
+from notebook_accel.stream.wire import FrameReader, frame_lines
 
 if TYPE_CHECKING:
     from notebook_accel.launch.engines.remote.transport import Transport
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 MARK: Final = "notebook_accel:"
 METRICS: Final = ("loss", "accuracy", "rate", "norm", "seconds")
 _BYTES: Final = 1 << 16
-_PACKET: Final = 1 << 20
 _TEXT: Final = "step {step}: loss 0.1234 of rank {rank}, and some more words"
 
 
@@ -72,7 +71,7 @@ class Node:
         self.waiting = bytearray(facts)
         self.is_over = False
         self.next_beat, self.next_step = 0.0, float("inf")
-        self._packets, self._frames = packets.PacketReader(), FrameReader()
+        self._frames = FrameReader()
         self._ranks: list[int] = []
         self._step = 0
 
@@ -85,7 +84,7 @@ class Node:
         if not data:
             self.is_over = True
             return
-        for order in self._frames.feed(self._packets.feed(data)):
+        for order in self._frames.feed(data):
             self._obey(order)
 
     def write(self) -> None:
@@ -99,8 +98,8 @@ class Node:
 
     def beat(self, now: float) -> None:
         """Say that the agent lives."""
-        self.next_beat = now + packets.BEAT_SECONDS
-        self.waiting += packets.BEAT
+        self.next_beat = now + KEEP_ALIVE_SECONDS
+        self.waiting += KEEP_ALIVE
 
     def step(self, now: float) -> None:
         """Let each rank write a line and log five metrics, once a second."""
@@ -161,8 +160,8 @@ class Node:
         return 100_000 + rank
 
     def _say(self, event: Event) -> None:
-        for packet in packets.cut(frame(event), _PACKET):
-            self.waiting += packet
+        for part in frame_lines([event]):
+            self.waiting += part
 
 
 class Hosts:

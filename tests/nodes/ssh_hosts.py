@@ -28,6 +28,7 @@ StrictModes no
 PidFile none
 UsePAM no
 UseDNS no
+SetEnv NOTEBOOK_ACCEL_STATE={folder}/state
 """
 _NOISY = "ForceCommand echo 'Welcome to this host'; exec /bin/sh -c \"$SSH_ORIGINAL_COMMAND\"\n"
 _CLIENT = """
@@ -87,6 +88,11 @@ class SshHosts:
     def environment(self) -> dict[str, str]:
         """Variables of the notebook: `ssh` there is the client with a config for these hosts."""
         return {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+
+    @property
+    def state(self) -> Path:
+        """The folder of runs that outlive their notebooks, on all hosts."""
+        return self.folder / "state"
 
     @property
     def prefix(self) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.nodes.ends import assert_gone, assert_in_time, read_pids
+from tests.nodes.ends import CUT_SECONDS, assert_gone, assert_in_time, read_pids
 from tests.nodes.slurm_cluster import KEEPS, SlurmCluster, make_cluster, why_no_cluster
 from tests.notebooks.kernel import Cell, Kernel, prepare_kernel, wait_until
 
@@ -230,7 +230,7 @@ def test_where_slurm_signals_groups_of_processes_nothing_is_left(tmp_path: Path)
             kernel.close()
     assert cell.error is not None and "is lost: node n" in cell.error[1]
     # no process hears of it; what leads to the agents ends KillWait and two seconds later, and they note the silence
-    assert_gone(pids, since + 5 + 2)
+    assert_gone(pids, since + 5 + 2, CUT_SECONDS)
 
 
 def test_a_killed_step_ends_what_it_led_to(kernel: Kernel, idle: SlurmCluster, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import time
@@ -30,9 +31,8 @@ def jobs_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the runs of these tests are, by a name with a blank and what SLURM has a meaning for."""
     folder = tmp_path_factory.mktemp("runs of jobs, 100%jobs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOTEBOOK_ACCEL_JOBS", str(folder))
-        patch.setenv("NOTEBOOK_ACCEL_STATE", str(folder / "state"))
-        yield folder
+        patch.setenv("NOTEBOOK_ACCEL_STATE", str(folder))
+        yield folder / "runs"
 
 
 @pytest.fixture(scope="module")
@@ -317,23 +317,25 @@ def test_a_full_disk_stops_no_stop_and_damage_is_told(
     kernel.run(
         """
         import errno
-        from notebook_accel.launch.engines.slurm.job_folder import JobFolder
-        ask_to_stop = JobFolder.ask_to_stop
+        from notebook_accel.launch.engines.detached.folder import Folder
+        ask_to_stop = Folder.ask_to_stop
 
         def find_no_space(folder, grace):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        JobFolder.ask_to_stop = find_no_space
+        Folder.ask_to_stop = find_no_space
         try:
             run.stop(20)
         finally:
-            JobFolder.ask_to_stop = ask_to_stop
+            Folder.ask_to_stop = ask_to_stop
         """,
         timeout=PATIENCE,
     ).ok()
     assert kernel.run("run.result(), run.status").ok().value == "('stopped at 1', 'stopped')"
-    (folder,) = jobs_folder.glob(f"{job}@*")
-    (events,) = folder.resolve().glob("events-0.0")
+    (folder,) = (
+        each for each in jobs_folder.iterdir() if f'"job": "{job}"' in (each / "run.json").read_text()
+    )
+    events = folder / "events-0.0"
     written = bytearray(events.read_bytes())
     damaged = written.rindex(b"step 1 of rank")
     written[damaged:] = b"\xff" * (len(written) - damaged)
@@ -381,19 +383,19 @@ def test_what_killed_the_process_of_a_job_is_named(
 def test_a_stop_while_the_job_waits_cancels_it(
     kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path
 ) -> None:
-    before = set(jobs_folder.glob("run-*/work"))
+    before = set(jobs_folder.glob("*/work"))
     idle.run("sbatch", "-N2", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 1000")
     (other,) = idle.jobs()
     cell = kernel.run(
         f"run = launch(train, {str(tmp_path)!r}, 4, block=False)\nrun.stop()\nrun.status", timeout=PATIENCE
     ).ok()
     assert cell.value == "'stopped'" and idle.jobs() == [other]
-    assert set(jobs_folder.glob("run-*/work")) <= before, "nobody will run the function"
+    assert set(jobs_folder.glob("*/work")) <= before, "nobody will run the function"
 
 
 def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path: Path) -> None:
     cell = kernel.run("attach(987654)")
-    assert cell.error is not None and "no run of job 987654 is known in" in cell.error[1]
+    assert cell.error is not None and "no run 987654 is known in" in cell.error[1]
     cell = kernel.run("attach('gpu', view='nothing')")
     assert cell.error is not None and cell.error[0] == "ValueError"
     assert "view='nothing'" in cell.error[1]
@@ -401,14 +403,15 @@ def test_what_cannot_be_attached_to(kernel: Kernel, jobs_folder: Path, tmp_path:
     assert cell.error is not None and "no run gpu is known in" in cell.error[1]
     cell = kernel.run("attach(True)")
     assert cell.error is not None and "run=True: the number or the name of a run is needed" in cell.error[1]
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run").chmod(0o777)
-    (jobs_folder / "987654@elsewhere").symlink_to(tmp_path / "run")
+    told = {"launched": 0.0, "name": "f", "job": "987654", "cluster": "elsewhere"}
+    (jobs_folder / "job-0").mkdir(0o700)
+    (jobs_folder / "job-0" / "run.json").write_text(json.dumps(told))
     cell = kernel.run("attach(987654)")
-    assert cell.error is not None and "no run of job 987654 is known of cluster test: " in cell.error[1]
-    (jobs_folder / "123").symlink_to(tmp_path / "run")
-    cell = kernel.run("attach(123)")
-    assert cell.error is not None and "is not yours alone" in cell.error[1]
+    assert cell.error is not None and "cluster elsewhere has one: attach to it there" in cell.error[1]
+    (jobs_folder / "job-0" / "run.json").write_text(json.dumps({**told, "cluster": "test"}))
+    (jobs_folder / "job-0").chmod(0o777)
+    cell = kernel.run("attach(987654)")
+    assert cell.error is not None and "no run 987654 is known in" in cell.error[1], "others may write into it"
     cell = kernel.run(
         "os.environ['SLURM_JOB_ID'] = '1'\ntry:\n    launch(train, '', 1)\nfinally:\n    del os.environ['SLURM_JOB_ID']"
     )

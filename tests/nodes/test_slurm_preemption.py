@@ -65,7 +65,7 @@ def cluster(
 @pytest.fixture(scope="module")
 def kernel(cluster: SlurmCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("NOTEBOOK_ACCEL_JOBS", str(tmp_path_factory.mktemp("jobs")))
+        patch.setenv("NOTEBOOK_ACCEL_STATE", str(tmp_path_factory.mktemp("jobs")))
         kernel = cluster.start_kernel(tmp_path_factory.mktemp("slurm"))
         with prepare_kernel(kernel, SETUP, LEARN, timeout=PATIENCE):
             yield kernel

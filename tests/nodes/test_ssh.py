@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from notebook_accel.launch.engines.remote import packets
-from tests.nodes.ends import assert_gone, assert_in_time, read_pids
+from notebook_accel.launch.engines.remote.keep_alive import SILENCE_SECONDS
+from tests.nodes.ends import CUT_SECONDS, assert_gone, assert_in_time, read_pids
 from tests.nodes.ssh_hosts import KEEPS, NFT, SshHosts, find_client
 from tests.notebooks.kernel import Cell, Kernel, prepare_kernel, wait_until
 
@@ -238,7 +238,7 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts, tmp
         cell, pids, since = lose(kernel, tmp_path, lambda: hosts.network.cut(2, up=False))
         assert cell.error is not None and cell.error[0] == "WorkerError"
         assert re.search(r"rank 1 \(on node2, process \d+\) is lost: host node2: ", cell.error[1])
-        assert_gone(pids, since)
+        assert_gone(pids, since, CUT_SECONDS)
     finally:
         hosts.network.cut(2, up=True)
     cell = kernel.run("launch(lambda: os.environ['RANK'], returns='all')", timeout=PATIENCE).ok()
@@ -355,7 +355,7 @@ def test_a_restart_gives_a_host_up_that_stays_away(kernel: Kernel, hosts: SshHos
 
 
 def test_ranks_stop_at_the_same_step_and_outlive_a_kernel_that_stands_still(kernel: Kernel) -> None:
-    """Nobody hears of the kernel itself while it is stopped: what says that it lives is another process."""
+    """Agents hear nothing of a kernel that is stopped, or holds Python's lock."""
     kernel.run(
         """
         from notebook_accel import Accelerator, print_metrics
@@ -377,7 +377,7 @@ def test_ranks_stop_at_the_same_step_and_outlive_a_kernel_that_stands_still(kern
     process = psutil.Process(kernel.pid)
     process.suspend()
     try:
-        time.sleep(packets.SILENCE_SECONDS + 2)
+        time.sleep(SILENCE_SECONDS + 2)
     finally:
         process.resume()
     cell = kernel.run("status = run.status\nrun.stop()\nstatus, *run.result()", timeout=PATIENCE).ok()

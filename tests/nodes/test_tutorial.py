@@ -66,7 +66,7 @@ def test_the_tutorial_for_clusters_runs_on_hosts_by_ssh(tmp_path: Path) -> None:
 def test_the_tutorial_for_clusters_runs_by_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if reason := slurm_cluster.why_no_cluster():
         pytest.skip(reason)
-    monkeypatch.setenv("NOTEBOOK_ACCEL_JOBS", str(tmp_path / "jobs"))
+    monkeypatch.setenv("NOTEBOOK_ACCEL_STATE", str(tmp_path / "jobs"))
     with slurm_cluster.make_cluster(tmp_path) as cluster:
         said = run_cluster_tutorial(cluster.start_kernel(tmp_path), "slurm")
     assert {"rank 0 of 2 trained on n1", "rank 1 of 2 trained on n2"} <= {

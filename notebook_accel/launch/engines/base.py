@@ -183,7 +183,7 @@ class Engine(ABC):
         Args:
             job: what runs.
         """
-        return False
+        return bool(job.options.get("detach"))
 
     def find_left(self, job: Job) -> Job:
         """Return the job for watching a left run again; for engines whose runs outlive this process.

@@ -127,7 +127,7 @@ class CommandEngine(HostsEngine):
             return sum(host.count or 0 for host in hosts)
         environment = options["environment"] or {}
         with self._borrow(hosts, options) as links:
-            return sum(_count_ranks(hosts, links, uses_cpu(environment)))
+            return sum(count_ranks(hosts, links, uses_cpu(environment)))
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return why hosts cannot be used, a sentence for each problem of each of them."""
@@ -144,7 +144,7 @@ class CommandEngine(HostsEngine):
         """Return the number of ranks of each host."""
         hosts = self._find_hosts(job.options)[0]
         with self._borrow(hosts, job.options) as links:
-            return _count_ranks(hosts, links, uses_cpu(job.environment))
+            return count_ranks(hosts, links, uses_cpu(job.environment))
 
     def make_lender(self, job: Job) -> Lender:
         """Return what has the hosts of a run."""
@@ -240,7 +240,7 @@ class _Hosts(Lender):
         """Do nothing: the connections are in the pool."""
 
 
-def _count_ranks(hosts: Sequence[Host], links: Sequence[Link], use_cpu: bool) -> list[int]:
+def count_ranks(hosts: Sequence[Host], links: Sequence[Link], use_cpu: bool) -> list[int]:
     """Return the number of ranks of each host: as it was said, else one for each device, or one."""
     return [
         host.count or (link.devices.count if link.devices is not None and not use_cpu else 0) or 1
@@ -251,7 +251,7 @@ def _count_ranks(hosts: Sequence[Host], links: Sequence[Link], use_cpu: bool) ->
 def _check_counts(job: Job, hosts: Sequence[Host], links: Sequence[Link]) -> list[str]:
     """Return what is wrong with the number of ranks, of the run and of each host."""
     use_cpu = uses_cpu(job.environment)
-    counts = _count_ranks(hosts, links, use_cpu)
+    counts = count_ranks(hosts, links, use_cpu)
     problems = []
     if sum(counts) != job.local_world_size:
         places = " + ".join(f"{count} on {host.name}" for host, count in zip(hosts, counts, strict=True))

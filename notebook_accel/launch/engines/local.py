@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from torch.distributed import TCPStore
 
 from ... import collector, interrupts
-from ...events import Notice, Phase
-from ...stream.logs import make_folder
 from ...stream.record import RunRecord
 from ...topology import Topology
 from ..agent.parent_state import ParentState
@@ -33,8 +30,10 @@ from ..worker import environment
 from .attempts import GroupEngine
 from .base import Outcome
 from .detached import local as detached
+from .detached.engine import DetachingEngine
 from .detached.folder import Folder
 from .detached.local import LocalWatch
+from .detached.watch import Watch
 from .nodes import stores
 
 
@@ -55,10 +54,8 @@ class Plan:
     store: TCPStore | None = None
 
 
-class LocalEngine(GroupEngine[Plan]):
+class LocalEngine(GroupEngine[Plan], DetachingEngine):
     """Starts one process for each rank on this machine."""
-
-    _folder: Folder | None = None  # of a run that outlives this process
 
     name = "local"
     refuses: ClassVar[Mapping[str, str]] = {
@@ -69,7 +66,7 @@ class LocalEngine(GroupEngine[Plan]):
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job to its end; see `Engine.run`. One that is detached has a process of its own for that."""
         if self.outlives(job):
-            return self._run_detached(job, record, deliver, control)
+            return self.run_detached(job, record, deliver, control)
         place = job.rendezvous
         if place.num_nodes == 1 and not place.is_elastic and not place.endpoint:
             return super().run(job, record, deliver, control)
@@ -81,61 +78,30 @@ class LocalEngine(GroupEngine[Plan]):
                 attempt, plan.payload, plan.parent_state, plan.setup, announcement=self.announce(job)
             )
 
-    def _run_detached(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        now = time.time()
-        if job.attached is None:
-            self._folder = self._detach(job)
-            text = self.announce(job).detail
-            notes = [
-                detached.describe_detached(self._folder),
-                outliving.describe_killer(),
-                patches.describe(job),
-            ]
-        else:
-            self._folder = job.attached
-            text = detached.describe_attached(self._folder, job)
-            notes = []
-        deliver(
-            [
-                Phase(rank=-1, time=now, name="starting", detail=text),
-                *(Notice(rank=-1, time=now, text=note) for note in notes if note),
-            ]
-        )
-        return LocalWatch(f"run {self._folder.number}", self._folder, record, deliver, control).run()
-
-    def _detach(self, job: Job) -> Folder:
+    def detach(self, job: Job, record: RunRecord) -> Folder:
         """Start the process that runs a job without this one."""
-        if job.log_dir is not None:
-            make_folder(job.log_dir)  # the other process writes there: what is wrong is told now
-        with (
-            self.plan(job) as plan,
-            interrupts.delay_interrupt(),
-        ):  # a run that nobody knows could not be found again
+        with self.plan(job) as plan:
             return detached.start_driver(job, plan.payload, plan.parent_state)
 
-    def outlives(self, job: Job) -> bool:
-        """Return whether the run has a process of its own, and so goes on without this one."""
-        return bool(job.options.get("detach"))
+    def make_watch(self, folder: Folder, record: RunRecord, deliver: Deliver, control: Control) -> Watch:
+        """Return what shows the run."""
+        return LocalWatch(folder, record, deliver, control)
 
-    def find_left(self, job: Job) -> Job:
-        """Return the job with which a run is watched again that was left."""
-        assert self._folder is not None
-        return replace(job, attached=self._folder)
+    def describe_work(self, job: Job) -> str:
+        """Return how many processes run what, and where that is another machine."""
+        count = "1 process" if job.local_world_size == 1 else f"{job.local_world_size} processes"
+        folder = self._folder
+        where = "" if folder is None or folder.is_local else f" of {folder.read_metadata().get('host')}"
+        return f"{job.name} on {count}{where}"
 
-    def describe_place(self) -> str:
-        """Return the number of a run that outlives this process."""
-        return f"run {self._folder.number}" if self._folder is not None else ""
-
-    def describe_interrupt(self, job: Job, record: RunRecord) -> str:
-        """Return what has become of a run whose cell was interrupted."""
-        if self._folder is not None:
-            return detached.describe_left(self._folder)
-        return super().describe_interrupt(job, record)
+    def describe_detached_launch(self, job: Job) -> Sequence[str]:
+        """Return what the cell says first, and what may end such a run or make it differ."""
+        return [self.announce(job).detail, outliving.describe_killer(), patches.describe(job)]
 
     def problems(self, job: Job) -> Sequence[str]:
         """Return why a run cannot outlive this process."""
         place = job.rendezvous
-        if self.outlives(job) and (place.num_nodes > 1 or place.is_elastic or place.endpoint):
+        if job.options.get("detach") and (place.num_nodes > 1 or place.is_elastic or place.endpoint):
             return ["detach=True with a notebook on each node: launch on hosts or by SLURM, or leave it out"]
         return []
 

@@ -5,27 +5,20 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from ...config.argument_checks import parse_port
-from ...events import Event
-from ...stream.logs import LogFiles
-from ...stream.record import RunRecord
 from .. import descriptors
 from ..agent import client
 from ..agent.parent_state import ParentState
 from ..job import Job, Rendezvous
-from ..supervise.control import Control
-from ..transfer import failures
 from ..transfer.shared_memory import SharedPickle
 from .base import Outcome
-from .detached.driving import StopWatch, make_over
+from .detached.driving import Driver
 from .detached.folder import Folder, Lock
-from .detached.recording import Over, Writer
 from .local import LocalEngine, Plan
 
 _LOOK_SECONDS: Final = 0.2
@@ -71,34 +64,15 @@ def main(path: str, state: ParentState, layout: Any, lock_fd: int, *fds: int) ->
     descriptors.keep_from_forks(payload)
     client.fork()
     os.umask(0o077)  # workers have the notebook's
-    folder, control, record = Folder(Path(path)), Control(), RunRecord()
-    signal.signal(signal.SIGTERM, lambda *_: control.stop(_GRACE))
-    stop = StopWatch(folder, control, _LOOK_SECONDS)
-    writer = Writer(folder.recording, 0)
-    logs: list[LogFiles] = []
+    driver = Driver(Folder(Path(path)), _LOOK_SECONDS, grace=_GRACE)
+    signal.signal(signal.SIGTERM, driver.note_stop_signal)
 
-    def deliver(events: Sequence[Event]) -> None:
-        record.apply_all(events)
-        writer.write(events)
-        for each in logs:
-            each.show(events)
-        stop.look()
-
-    try:
-        job = folder.read_job()
+    def run(job: Job) -> Outcome:
         port = parse_port(job.options["use_port"]) or 0
         job = replace(job, background=True, rendezvous=Rendezvous(port=port))
-        if job.log_dir is not None:
-            logs.append(LogFiles(job.log_dir, job.name))
-        engine = _DetachedEngine(payload, state)
-        outcome: Outcome = engine.run(job, record, deliver, control)
-        over = make_over(outcome, control)
-    except BaseException as error:
-        over = Over(rank=-1, time=time.time(), error=failures.describe(error))
-    for each in logs:
-        each.close()
-    folder.note_end(over.describe_status(has_failed_ranks=bool(record.failures)))
-    writer.close(over)
+        return _DetachedEngine(payload, state).run(job, driver.record, driver.deliver, driver.control)
+
+    driver.close(driver.drive(run))
     client.end()
     lock.close()
     return 0

@@ -389,10 +389,12 @@ def test_seconds_and_ranks_of_numpy() -> None:
     [
         (
             {"engine": "inprocess"},
-            "detach=True with engine='inprocess': it is for engine='local' and engine='slurm'",
+            "detach=True with engine='inprocess': it is for engine='local' and engine='slurm' and engine='ssh'",
         ),
-        ({"engine": "ray"}, "detach=True with engine='ray': it is for engine='local' and engine='slurm'"),
-        ({"hosts": ["gpu1"]}, "detach=True with engine='ssh': it is for engine='local' and engine='slurm'"),
+        (
+            {"engine": "ray"},
+            "detach=True with engine='ray': it is for engine='local' and engine='slurm' and engine='ssh'",
+        ),
         ({"num_nodes": 2, "use_port": 29599}, "detach=True with a notebook on each node"),
         ({"start_method": "fork"}, "with detach=True the workers outlive this process"),
         (

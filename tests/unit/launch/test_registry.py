@@ -21,7 +21,7 @@ from notebook_accel.errors import LaunchError
 from notebook_accel.events import Result
 from notebook_accel.launch import registry
 from notebook_accel.launch.engines.base import Outcome
-from notebook_accel.launch.engines.detached.folder import describe_here, make_numbered
+from notebook_accel.launch.engines.detached.folder import describe_here, make
 from notebook_accel.launch.engines.inprocess import InProcessEngine
 from notebook_accel.launch.engines.local import LocalEngine
 from notebook_accel.launch.job import Job
@@ -314,7 +314,7 @@ def test_what_runs_that_outlive_their_notebooks_hold_is_not_given_away(
     four_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("NOTEBOOK_ACCEL_STATE", str(tmp_path))
-    folder = make_numbered()
+    folder = make()
     wanted = registry.reserve_devices(job(2))
     folder.fill(wanted, {}, describe_here())
     lock = folder.hold()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from notebook_accel.events import CallOrder, Display, Event, Line, Result
 from notebook_accel.stream.emit import Emitter
-from notebook_accel.stream.wire import FrameError, FrameReader, frame
+from notebook_accel.stream.wire import BETWEEN, FrameError, FrameReader, frame, frame_lines
 
 
 def _cut(data: bytes, places: list[int]) -> list[bytes]:
@@ -51,6 +51,22 @@ def test_buffers_travel_beside_the_pickle_and_arrive_writable() -> None:
     again: Any = np.frombuffer(received.buffers[0], dtype=array.dtype)
     again[0] = 5
     assert again[1:].tolist() == array[1:].tolist()
+
+
+def test_what_is_between_frames_means_nothing() -> None:
+    """Between all of them, or once after several; small parts are sent as one, large ones are not copied."""
+    large = np.zeros(100_000, dtype=np.uint8)
+    events: list[Event] = [
+        Line(rank=0, time=1.0, text="a\n", stream="stdout"),
+        Result(rank=0, time=1.0, value=b"", buffers=[pickle.PickleBuffer(large)]),
+        Line(rank=1, time=1.0, text="b", stream="stdout"),
+    ]
+    parts = [*frame_lines(events)]
+    assert [len(bytes(part)) for part in parts][1] == large.nbytes and len(parts) == 3
+    data = BETWEEN + b"".join(parts) + BETWEEN + b"".join(frame(events[0]))
+    reader = FrameReader()
+    found = [event for at in range(0, len(data), 7) for event in reader.feed(data[at : at + 7])]
+    assert [type(event).__name__ for event in found] == ["Line", "Result", "Line", "Line"]
 
 
 def test_threads_do_not_tear_frames() -> None:

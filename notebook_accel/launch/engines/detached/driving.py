@@ -1,65 +1,100 @@
-"""What the drivers of runs that outlive their notebook share."""
+"""Drives a run that outlives its notebook: starts its ranks, and writes what they say to its folder."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from ....events import Event
+from ....stream.logs import LogFiles
+from ....stream.record import RunRecord
+from ...job import Job
 from ...supervise.control import Control
 from ...transfer import failures
 from ..base import Outcome
 from .folder import Folder
-from .recording import Over
+from .recording import Over, Writer
 
 
-class StopWatch:
-    """Passes on to the run that somebody asked it to stop.
+class Driver:
+    """Runs what a folder has.
 
     Args:
         folder: of the run.
-        control: of the run.
-        seconds: between two looks into the folder.
-        grace: seconds that ranks have where a signal came and the folder does not say it yet.
+        look_seconds: between two looks whether somebody has asked the run to stop.
+        grace: seconds that ranks have where a signal says so, and the folder not yet.
+        start: how often the run was started before.
     """
 
-    def __init__(self, folder: Folder, control: Control, seconds: float, grace: float = 0.0) -> None:
-        self._folder, self._control = folder, control
-        self._seconds, self._default = seconds, grace
-        self._signals = 0
+    def __init__(self, folder: Folder, look_seconds: float, *, grace: float, start: int = 0) -> None:
+        self.folder, self.control, self.record = folder, Control(), RunRecord()
+        self._writer = Writer(folder.recording, start)
+        self._logs: list[LogFiles] = []
+        self._look_seconds, self._default_grace = look_seconds, grace
+        self._is_asked, self._looked = False, time.monotonic()
         self._grace: float | None = None
-        self._looked = time.monotonic()
 
-    def note_signal(self, signum: int, frame: Any) -> None:
+    def note_stop_signal(self, signum: int, frame: Any) -> None:
         """Look at once: somebody has just asked."""
-        self._signals += 1
+        self._is_asked = True
 
-    def look(self) -> None:
-        """Look whether somebody asked."""
+    def drive(self, run: Callable[[Job], Outcome]) -> Over:
+        """Return how the run has ended, which `close` writes.
+
+        Args:
+            run: runs the job, and lets `deliver` have its events.
+        """
+        try:
+            job = self.folder.read_job()
+            if job.log_dir is not None:
+                self._logs.append(LogFiles(job.log_dir, job.name))
+            outcome = run(job)
+        except BaseException as error:
+            return Over(rank=-1, time=time.time(), error=failures.describe(error))
+        return Over(
+            rank=-1,
+            time=time.time(),
+            stopped=sorted(outcome.stopped),
+            was_stopped=outcome.was_stopped,
+            was_asked=self.control.stop_is_asked,
+            hang=outcome.hang,
+            error=None if outcome.error is None else failures.describe(outcome.error),
+        )
+
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Take events of the run; called several times a second, also without any."""
+        self.record.apply_all(events)
+        self._writer.write(events)
+        for each in self._logs:
+            each.show(events)
+        self._look_for_stop()
+
+    def _look_for_stop(self) -> None:
         now = time.monotonic()
-        if not self._signals and now - self._looked < self._seconds:
+        if not self._is_asked and now - self._looked < self._look_seconds:
             return
-        grace = self._folder.read_stop()
-        if grace is None and self._signals:  # it is not seen here yet
-            grace = self._default
-        self._signals, self._looked = 0, now
+        grace = self.folder.read_stop()
+        if grace is None and self._is_asked:  # it is not seen here yet
+            grace = self._default_grace
+        self._is_asked, self._looked = False, now
         if grace is not None and (self._grace is None or grace < self._grace):
             self._grace = grace
-            self._control.stop(grace)
+            self.control.stop(grace)
 
+    def close(self, over: Over) -> str:
+        """Write how the run has ended, and return that as a word."""
+        self._close_logs()
+        status = over.describe_status(has_failed_ranks=bool(self.record.failures))
+        self.folder.note_end(status)
+        self._writer.close(over)
+        return status
 
-def make_over(outcome: Outcome, control: Control) -> Over:
-    """Return what is written of how a run has ended.
+    def leave(self) -> None:
+        """Write what is there, and no end of the run: see `Writer.leave`."""
+        self._close_logs()
+        self._writer.leave()
 
-    Args:
-        outcome: of the run.
-        control: of the run.
-    """
-    return Over(
-        rank=-1,
-        time=time.time(),
-        stopped=sorted(outcome.stopped),
-        was_stopped=outcome.was_stopped,
-        was_asked=control.stop_is_asked,
-        hang=outcome.hang,
-        error=None if outcome.error is None else failures.describe(outcome.error),
-    )
+    def _close_logs(self) -> None:
+        for each in self._logs:
+            each.close()

@@ -15,7 +15,7 @@ import shutil
 import socket
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -35,9 +35,11 @@ LAUNCHED: Final = "launched"
 LOG: Final = "job.log"
 """What the process that drives the run has written itself."""
 _DAYS: Final = 30.0
+_QUEUE_DAYS: Final = 180.0  # that a job may wait in a queue
 _DAY_SECONDS: Final = 86_400
-_TOLD, _JOB, _CELLS, _LOCK, _END, _STOP = ("run.json", "job", "cells", "lock", "end.json", "stop-")
-_LAST: Final = "last"
+TOLD, JOB, CELLS, END, STOP = ("run.json", "job", "cells", "end.json", "stop-")
+_LOCK: Final = "lock"
+_LAST, _JOB_PREFIX = "last", "job-"
 _LOG_LINES: Final = 20
 _HEARD_SECONDS: Final = 60.0  # six times as long as a run is ever silent
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -72,7 +74,6 @@ class Folder:
 
     Attributes:
         path: of the folder.
-        number: of the run, or of its job.
         recording: where its events are.
 
     Raises:
@@ -80,7 +81,7 @@ class Folder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.number = path, path.name
+        self.path = path
         self.recording = Recording(path)
         try:
             found = path.stat()
@@ -89,6 +90,47 @@ class Folder:
         others = stat.S_IWGRP | stat.S_IWOTH
         if found.st_uid != os.getuid() or found.st_mode & others:
             raise LaunchError(f"{path} is not yours alone, and what is in it would be run: nothing is read")
+
+    @property
+    def number(self) -> str:
+        """The number of the run, or of its job of SLURM; empty while that is being submitted."""
+        return self.job_id if self.path.name.startswith(_JOB_PREFIX) else self.path.name
+
+    @property
+    def job_id(self) -> str:
+        """The number of its job of SLURM, empty where it has none."""
+        return str(self.read_metadata().get("job", ""))
+
+    @property
+    def title(self) -> str:
+        """What it is called in sentences, such as `run 7` or `job 4711`."""
+        return f"{'job' if self.job_id else 'run'} {self.number}"
+
+    @property
+    def attach_call(self) -> str:
+        """What shows the run again in a notebook."""
+        return f"notebook_accel.attach({self.number})"
+
+    def describe_detached(self) -> str:
+        """Return how a run is found again that was just launched."""
+        end = f"Stop or `scancel {self.number}` ends it" if self.job_id else "Stop ends it"
+        title = self.title[0].upper() + self.title[1:]
+        return f"{title} goes on without this notebook: {self.attach_call} shows it again. {end}."
+
+    def describe_left(self) -> str:
+        """Return how a run is found again that nobody watches here any more."""
+        end = f", `scancel {self.number}` ends it" if self.job_id else ""
+        return f"{self.title} goes on: {self.attach_call} shows it again{end}"
+
+    @property
+    def cluster(self) -> str:
+        """The name of the cluster of its job, empty where it has none or nobody knows it."""
+        return str(self.read_metadata().get("cluster", ""))
+
+    @property
+    def name(self) -> str:
+        """The name of the run."""
+        return str(self.read_metadata().get("name", "?"))
 
     def fill(self, job: Job, sources: Mapping[str, list[str]], told: Mapping[str, Any]) -> None:
         """Write what is to run.
@@ -104,14 +146,24 @@ class Folder:
         launched = time.time()
         options = {**job.options, "engine": job.engine, LAUNCHED: launched, "detach": False}
         log_dir = None if job.log_dir is None else os.path.abspath(job.log_dir)
-        parts = {**vars(replace(job.without_work(), options=options, log_dir=log_dir))}
-        del parts["rendezvous"]  # it may have a secret
+        parts = list_parts(replace(job, options=options, log_dir=log_dir))
         found = {"name": job.name, "processes": job.local_world_size, "holds": list(job.holds)}
-        (self.path / _TOLD).write_text(
-            json.dumps({**_describe_format(), LAUNCHED: launched, **found, **told})
-        )
-        self.write(_JOB, parts)
-        self.write(_CELLS, sources)
+        self._replace(TOLD, {**_describe_format(), LAUNCHED: launched, **found, **told})
+        self.write(JOB, parts)
+        self.write(CELLS, sources)
+
+    def add_metadata(self, **told: str) -> None:
+        """Tell more of the run.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        self._replace(TOLD, {**self.read_metadata(), **told})
+
+    def _replace(self, name: str, value: Mapping[str, Any]) -> None:
+        part = self.path / f"{name}-{secrets.token_hex(4)}"
+        part.write_text(json.dumps(value))
+        os.replace(part, self.path / name)
 
     def write(self, name: str, value: object) -> None:
         """Write a value to a new file; other machines see it then.
@@ -124,10 +176,19 @@ class Folder:
             file.flush()
             os.fsync(file.fileno())
 
+    def read(self, name: str) -> Any:
+        """Return a value that was written."""
+        return pickle.loads((self.path / name).read_bytes())
+
+    def forget(self, name: str) -> None:
+        """Remove a value."""
+        with contextlib.suppress(OSError):
+            (self.path / name).unlink()
+
     def read_metadata(self) -> dict[str, Any]:
         """Return what anybody may know of the run without its pickles; empty where nothing can be read."""
         try:
-            return dict(json.loads((self.path / _TOLD).read_text()))
+            return dict(json.loads((self.path / TOLD).read_text()))
         except (OSError, ValueError, TypeError):
             return {}
 
@@ -147,11 +208,9 @@ class Folder:
         """
         self._check_format()
         try:
-            return Job(**pickle.loads((self.path / _JOB).read_bytes()))
+            return Job(**self.read(JOB))
         except Exception as error:  # unpickling has no end of ways to fail
-            raise LaunchError(
-                f"{self.path / _JOB} cannot be read: {type(error).__name__}: {error}"
-            ) from error
+            raise LaunchError(f"{self.path / JOB} cannot be read: {type(error).__name__}: {error}") from error
 
     def _check_format(self) -> None:
         ours, theirs = _describe_format(), self.read_metadata()
@@ -166,7 +225,7 @@ class Folder:
     def install_cells(self) -> None:
         """Let tracebacks show the lines of cells of the notebook that launched the run, where they can be read."""
         with contextlib.suppress(Exception):  # unpickling has no end of ways to fail; the value is worth more
-            cell_sources.install(pickle.loads((self.path / _CELLS).read_bytes()))
+            cell_sources.install(self.read(CELLS))
 
     def remove(self) -> None:
         """Remove it."""
@@ -178,14 +237,14 @@ class Folder:
         Raises:
             OSError: it has not.
         """
-        (self.path / f"{_STOP}{float(grace)}").touch(mode=0o600)
+        (self.path / f"{STOP}{float(grace)}").touch(mode=0o600)
 
     def read_stop(self) -> float | None:
         """Return the seconds that ranks have, where they are to stop; None where nobody asked."""
         found: list[float] = []
-        for each in self.path.glob(f"{_STOP}*"):
+        for each in self.path.glob(f"{STOP}*"):
             with contextlib.suppress(ValueError):
-                found.append(float(each.name.removeprefix(_STOP)))
+                found.append(float(each.name.removeprefix(STOP)))
         return min((grace for grace in found if math.isfinite(grace)), default=None)
 
     def note_end(self, status: str) -> None:
@@ -195,14 +254,12 @@ class Folder:
             status: a word, see `Run.status`.
         """
         with contextlib.suppress(OSError):  # a full disk
-            part = self.path / f"{_END}-{secrets.token_hex(4)}"
-            part.write_text(json.dumps({"status": status, "ended": time.time()}))
-            os.replace(part, self.path / _END)
+            self._replace(END, {"status": status, "ended": time.time()})
 
     def read_end(self) -> tuple[str, float] | None:
         """Return how the run has ended, and when in seconds since the epoch; None where nobody has noted it."""
         try:
-            found = json.loads((self.path / _END).read_text())
+            found = json.loads((self.path / END).read_text())
             return str(found["status"]), float(found["ended"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -236,7 +293,7 @@ class Folder:
         try:
             lock = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return is_fresh  # it is just being launched
+            return is_fresh  # it is just being launched, or a job of SLURM drives it
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
@@ -256,6 +313,11 @@ class Folder:
         """Whether the machine was started again since the launch."""
         return self.is_local and self.read_metadata().get("boot") != find_boot()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the process that drives the run has written."""
+        return any(self.path.glob("events-*"))
+
     def find_last_write(self) -> float:
         """Return when the run has written last, in seconds since the epoch."""
         times = [0.0]
@@ -263,6 +325,13 @@ class Folder:
             with contextlib.suppress(OSError):
                 times.append(each.stat().st_mtime)
         return max(times)
+
+
+def list_parts(job: Job) -> dict[str, Any]:
+    """Return the fields of a job without its function, and without its rendezvous, which may have a secret."""
+    parts = {**vars(job.without_work())}
+    del parts["rendezvous"]
+    return parts
 
 
 def _describe_format() -> dict[str, str]:
@@ -300,16 +369,26 @@ def find_state() -> Path:
     return Path(state).expanduser().absolute() / "notebook_accel"
 
 
-def make_numbered() -> Folder:
-    """Return a new, empty folder of a run on this machine; its name is the next number.
+def make(*, for_job: bool = False) -> Folder:
+    """Return a new, empty folder of a run; its name is the next number. Runs that ended long ago are removed.
+
+    Args:
+        for_job: whether a job of SLURM drives the run, which gets a number there.
 
     Raises:
         LaunchError: it cannot be made.
     """
-    root = find_state() / "runs"
+    prune()
+    root = _find_root()
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        number = max([_read_last(root), *(int(path.name) for path in _list_numbered())])
+        if for_job:
+            path = root / f"{_JOB_PREFIX}{secrets.token_hex(8)}"
+            path.mkdir(mode=0o700)
+            return Folder(path)
+        number = max(
+            _read_last(root), *(int(path.name) for path in root.glob("*") if path.name.isdecimal()), 0
+        )
         while True:
             number += 1
             path = root / str(number)
@@ -323,63 +402,64 @@ def make_numbered() -> Folder:
         ) from error
 
 
+def _find_root() -> Path:
+    return find_state() / "runs"
+
+
 def _read_last(root: Path) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int((root / _LAST).read_text())
     return 0
 
 
-def _list_numbered() -> Sequence[Path]:
-    root = find_state() / "runs"
-    found = [path for path in root.glob("*") if path.name.isdecimal()]
-    return sorted(found, key=lambda path: int(path.name))
-
-
-def list_local() -> list[Folder]:
-    """Return the folders of runs that were launched on machines, each as `detach=True`; the oldest first."""
+def list_all() -> list[Folder]:
+    """Return the folders of all runs that were launched with `detach=True`; the oldest first."""
     found: list[Folder] = []
-    for path in _list_numbered():
-        with contextlib.suppress(LaunchError):  # it is just being removed, or others may write into it
-            found.append(Folder(path))
-    return found
+    for path in _find_root().glob("*"):
+        if path.name.isdecimal() or path.name.startswith(_JOB_PREFIX):
+            with contextlib.suppress(LaunchError):  # it is just being removed, or others may write into it
+                found.append(Folder(path))
+    return sorted((each for each in found if each.number), key=lambda each: (each.launched, int(each.number)))
 
 
 def describe_status(folder: Folder) -> str:
-    """Return how a run on a machine stands, as a word: that of its end, `running` or `lost`."""
+    """Return how a run stands, as a word: that of its end, `running`, `lost`, or `submitted` of a job in a queue."""
     end = folder.read_end()
+    if folder.job_id:
+        is_running = folder.has_begun and folder.is_held
+        return end[0] if end is not None else "running" if is_running else "submitted"
     return "running" if folder.is_held else "lost" if end is None else end[0]
 
 
 def find_holders() -> dict[str, str]:
     """Return the runs that hold devices of this machine and outlive their notebooks, by the ids of devices."""
     found: dict[str, str] = {}
-    for folder in list_local():
+    for folder in list_all():
         told = folder.read_metadata()
         if told.get("holds") and folder.is_local and folder.is_held:
-            text = (
-                f"run {folder.path.name} ({told.get('name')}), see notebook_accel.attach({folder.path.name})"
-            )
+            text = f"{folder.title} ({folder.name}), see notebook_accel.attach({folder.number})"
             found.update(dict.fromkeys(map(str, told["holds"]), text))
     return found
 
 
-def prune(days: float | None = None) -> list[Folder]:
-    """Remove runs that are over, and return them.
+def prune(days: float | None = None) -> list[str]:
+    """Remove runs that are over, and return which they were.
 
     Args:
         days: how long ago they have ended at least; None is as long as such runs are kept. It is a day at least for
-            those of other machines, of which nobody knows for certain that they are over.
+            those of other machines, of which nobody knows for certain that they are over, and longer for a job of
+            SLURM that has not told its end: it may be in the queue.
     """
     if days is None:
         days = _read_days()
-    removed: list[Folder] = []
-    for folder in list_local():
+    removed: list[str] = []
+    for folder in list_all():
         end = folder.read_end()
         last = folder.find_last_write() if end is None else end[1]
-        least = days if folder.is_local else max(days, 1.0)
+        least = days if folder.is_local else max(days, _QUEUE_DAYS if folder.job_id and end is None else 1.0)
         if time.time() - last >= least * _DAY_SECONDS and not folder.is_held:
+            removed.append(folder.title)
             folder.remove()
-            removed.append(folder)
     return removed
 
 

@@ -18,11 +18,10 @@ from ...agent import client
 from ...agent.orders import WorkerOrder
 from ...agent.parent_state import ParentState
 from ...agent.worker import Program
-from ...durations import format_duration
 from ...job import Job
 from ...transfer.shared_memory import SharedPickle
 from ..base import Outcome
-from .folder import LOG, Folder, describe_here, make_numbered, prune
+from .folder import LOG, Folder, describe_here, make
 from .watch import SILENT_SECONDS, Watch
 
 _DRIVER: Final = "notebook_accel.launch.engines.local_driver"
@@ -41,8 +40,7 @@ def start_driver(job: Job, payload: SharedPickle, state: ParentState) -> Folder:
     Raises:
         LaunchError: it cannot start, or the folder cannot be made.
     """
-    prune()
-    folder = make_numbered()
+    folder = make()
     try:
         with contextlib.ExitStack() as held:
             lock = held.enter_context(contextlib.closing(folder.hold()))
@@ -85,35 +83,11 @@ def _order_driver(folder: Folder, payload: SharedPickle, state: ParentState, loc
             driver.close()
 
 
-def describe_detached(folder: Folder) -> str:
-    """Return how a run is found again that was just launched."""
-    number = folder.number
-    return f"Run {number} goes on without this notebook: notebook_accel.attach({number}) shows it again. Stop ends it."
-
-
-def describe_left(folder: Folder) -> str:
-    """Return how a run is found again that nobody watches here any more."""
-    number = folder.number
-    return f"run {number} goes on: notebook_accel.attach({number}) shows it again"
-
-
-def describe_attached(folder: Folder, job: Job) -> str:
-    """Return which run is shown again."""
-    since = format_duration(time.time() - folder.launched)
-    count = "1 process" if job.local_world_size == 1 else f"{job.local_world_size} processes"
-    where = "" if folder.is_local else f" of {folder.read_metadata().get('host')}"
-    return f"Run {folder.number}: {job.name} on {count}{where}, launched {since} ago."
-
-
 class LocalWatch(Watch):
     """Shows a run on a machine, this one or another that writes to the same folder."""
 
     _is_silent = False
     _looked = 0.0
-
-    def describe_left(self) -> str:
-        """Return how the run is found again."""
-        return describe_left(self._folder)
 
     def look(self) -> Outcome | None:
         """Return the outcome of a run whose driver has ended without a word; tell one that is silent."""
@@ -128,7 +102,7 @@ class LocalWatch(Watch):
         is_silent = now - self._heard > SILENT_SECONDS
         if is_silent and not self._is_silent:
             text = (
-                f"Nothing has come from run {self._folder.number} for {SILENT_SECONDS:g} s: is there room for what "
+                f"Nothing has come from {self._folder.title} for {SILENT_SECONDS:g} s: is there room for what "
                 f"it writes in {self._folder.path}, and does its machine run?"
             )
             self.say(Notice(rank=-1, time=time.time(), text=text))
@@ -152,7 +126,7 @@ class LocalWatch(Watch):
             why = "its machine was started again"
         elif not self._folder.is_local:
             why = f"it ran on {self._folder.read_metadata().get('host')}, which is not heard of any more"
-        text = f"run {self._folder.number} is lost: {why}. What it had said until then is shown"
+        text = f"{self._folder.title} is lost: {why}. What it had said until then is shown"
         if said := [line for line in self._folder.read_log() if line.strip()]:
             text += "\n" + "\n".join(said)
         return Outcome(error=LaunchError(text), ended=ended)

@@ -33,17 +33,14 @@ class Watch(ABC):
     """Shows a run from its beginning to its end, or until it is left.
 
     Args:
-        what: names the run, such as `run 12`.
         folder: of the run.
         record: of the run.
         deliver: takes events.
         control: says when the run is to stop, or is left.
     """
 
-    def __init__(
-        self, what: str, folder: Folder, record: RunRecord, deliver: Deliver, control: Control
-    ) -> None:
-        self._what, self._folder = what, folder
+    def __init__(self, folder: Folder, record: RunRecord, deliver: Deliver, control: Control) -> None:
+        self._folder = folder
         self._reader = Reader(recording=folder.recording)
         self._record, self._deliver, self._control = record, deliver, control
         self._heard = time.monotonic()
@@ -52,10 +49,6 @@ class Watch(ABC):
         self._over: Over | None = None
         self._damage = ""
         self._grace: float | None = None
-
-    @abstractmethod
-    def describe_left(self) -> str:
-        """Return what has become of a run that nobody watches here any more."""
 
     @abstractmethod
     def look(self) -> Outcome | None:
@@ -77,6 +70,10 @@ class Watch(ABC):
         """Note that the run has told its end."""
         return
 
+    def begin(self) -> None:
+        """Make the files of the run readable here."""
+        return
+
     def note_begin(self) -> None:
         """Note that the driver has written for the first time."""
         return
@@ -88,6 +85,7 @@ class Watch(ABC):
             KeyboardInterrupt: the cell was interrupted; the run goes on.
         """
         try:
+            self.begin()
             while True:
                 has_come = self.pass_on()
                 self._is_up_to_date |= not has_come
@@ -102,7 +100,7 @@ class Watch(ABC):
             return self._make_outcome(self._over)
         except KeyboardInterrupt:
             self._control.leave()
-            raise KeyboardInterrupt(self.describe_left()) from None
+            raise KeyboardInterrupt(self._folder.describe_left()) from None
         except RunLeftError as error:
             return Outcome(error=error)
 
@@ -113,7 +111,7 @@ class Watch(ABC):
             events = self._reader.read()
         except FrameError as error:
             events = list(error.events)
-            self._damage = f"what {self._what} has written in {self._folder.path} is damaged: {error}"
+            self._damage = f"what {self._folder.title} has written in {self._folder.path} is damaged: {error}"
         except LaunchError as error:
             events, self._damage = [], str(error)
         self._over = next((event for event in events if isinstance(event, Over)), None)
@@ -134,7 +132,7 @@ class Watch(ABC):
         """Raise where the cell is interrupted, or the run is left."""
         interrupts.obey_interrupt()
         if self._control.is_left:
-            raise RunLeftError(self.describe_left())
+            raise RunLeftError(self._folder.describe_left())
 
     def _check(self) -> None:
         """Obey who interrupts, leaves or stops."""

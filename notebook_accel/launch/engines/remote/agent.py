@@ -9,8 +9,10 @@ for some minutes.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import glob
 import os
+import pickle
 import signal
 import socket
 import subprocess
@@ -24,32 +26,51 @@ import psutil
 from .... import devices, environ
 from ....errors import LaunchError
 from ....events import Event
+from ....stream.listener import connect
+from ....stream.readable import wait_readable
+from ....stream.wire import FrameReader
+from ....takeover import finder
 from ...agent.client import Agent
+from ...agent.modules import Modules
+from ...agent.orders import ImportOrder, Limits, WorkerOrder
+from ...agent.worker import Program
 from ...checks import addresses
 from ...leftovers import LONGEST_SECONDS
 from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle
+from ..detached.folder import Folder, list_all
 from .channel import Channel
-from .holding import Hold
 from .messages import (
     Assigned,
     AssignOrder,
     Cleared,
     ClearOrder,
     Devices,
+    Driven,
+    DriveOrder,
+    EndOrder,
+    Joined,
+    JoinOrder,
     Located,
     LocateOrder,
     Prepared,
     PrepareOrder,
     Reached,
     ReachOrder,
+    Watched,
+    WatchOrder,
 )
-from .rank_process import THREADS, RankProcess, find_interface, name_machine, start_agent
+from .rank_process import THREADS, RankProcess, find_interface, name_machine, read_own_variables, start_agent
 from .reaching import Reach, drop_connections
 from .relay import Relay
+from .sender import Sender
 
 _LAST_SECONDS: Final = LONGEST_SECONDS + 1.0
 _FIRST_SECONDS: Final = 60.0  # that an agent waits at least for its first run
+_LOOK_SECONDS: Final = 1.0
+_FILE_SECONDS: Final = 0.1  # between two looks at the files of a run that is watched
+_JOIN_SECONDS: Final = 3.0
+_DRIVER: Final = "notebook_accel.launch.engines.remote.driver"
 _ACCELERATORS: Final = (
     "/dev/nvidia[0-9]*",
     "/dev/kfd",
@@ -102,7 +123,7 @@ def _explain_isolation(peers: Sequence[str]) -> str:
     )
 
 
-def main(out: int, with_ipython: bool, variable: str, warm_seconds: float, holder: str) -> int:
+def main(out: int, with_ipython: bool, variable: str, warm_seconds: float, lock: str) -> int:
     """Serve the notebook until it is gone; return the exit code.
 
     Args:
@@ -110,21 +131,21 @@ def main(out: int, with_ipython: bool, variable: str, warm_seconds: float, holde
         with_ipython: whether processes import IPython, where it is installed.
         variable: environment variable that is set to true for all processes; empty for none.
         warm_seconds: how long the agent, and the libraries that it holds for the next launch, stay without a run.
-        holder: name of the socket of a process that ends when the agent has; empty for none.
+        lock: path of a file to lock as long as the agent is there; empty for none.
     """
+    if lock:
+        fcntl.flock(os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH)
     if variable:
         environ.put({variable: "true"})
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the end of input says it
     if environ.get("SLURM_LAUNCH_NODE_IPADDR"):
         with contextlib.suppress(OSError):
             os.setsid()  # where SLURM kills a group of processes, this one is left to end what ranks have started
-    hold = Hold(holder)
-    server = HostServer(Channel(0, out), sys.path, with_ipython, warm_seconds, hold)
+    server = HostServer(Channel(0, out), sys.path, with_ipython, warm_seconds)
     if describe()["has_devices"]:
         server.count_devices()
     signal.signal(signal.SIGTERM, lambda signum, frame: server.leave())
     server.run()
-    hold.close()
     return 0
 
 
@@ -136,7 +157,6 @@ class HostServer:
         path: the folders where processes find modules, besides the notebook's.
         with_ipython: whether processes import IPython.
         warm_seconds: how long to stay without a run; each run says it anew.
-        hold: keeps this host for the notebook; None where nothing has to.
         agent: starts the processes; None makes one.
         payload: the function with its arguments, where orders do not bring them; None where they do.
     """
@@ -147,13 +167,11 @@ class HostServer:
         path: Sequence[str],
         with_ipython: bool,
         warm_seconds: float,
-        hold: Hold | None = None,
         *,
         agent: Agent | None = None,
         payload: SharedPickle | None = None,
     ) -> None:
         self._warm_seconds = warm_seconds
-        self._hold = hold
         self._is_leaving = self._has_run = False
         self._channel = channel
         self._relay = Relay(channel, self._obey)
@@ -166,15 +184,17 @@ class HostServer:
         self._is_clearing = False
         self._idle_since = time.monotonic()
         self._counting: subprocess.Popen[str] | None = None
+        self._watched: Folder | None = None
+        self._sender: Sender | None = None
 
     def run(self) -> None:
         """Serve until the notebook is gone or has no use for this host any more."""
         try:
             while not (self._relay.has_lost_notebook or self._is_superfluous()):
-                if self._hold is not None:
-                    self._hold.try_connect()
-                self._relay.step()
+                self._relay.step(_LOOK_SECONDS if self._sender is None else _FILE_SECONDS)
                 self._answer()
+                if self._sender is not None:
+                    self._send(*self._sender.read())
                 with contextlib.suppress(OSError):
                     self._channel.beat()
         finally:
@@ -188,7 +208,7 @@ class HostServer:
     def _is_superfluous(self) -> bool:
         if self._is_leaving:
             return True
-        if self._relay.is_busy or self._assigned or self._listening is not None:
+        if self._relay.is_busy or self._assigned or self._listening is not None or self._sender is not None:
             self._idle_since = time.monotonic()
         seconds = self._warm_seconds if self._has_run else max(self._warm_seconds, _FIRST_SECONDS)
         return time.monotonic() - self._idle_since > seconds
@@ -207,9 +227,9 @@ class HostServer:
             self._counting.kill()
         self._relay.close()
 
-    def _send(self, event: Event) -> None:
+    def _send(self, *events: Event) -> None:
         with contextlib.suppress(OSError):  # the next step notes it
-            self._channel.send([event])
+            self._channel.send(events)
 
     def _obey(self, order: Event) -> None:
         self._idle_since = time.monotonic()  # whoever asks is about to launch
@@ -225,6 +245,16 @@ class HostServer:
             self._is_clearing = True
             self._stop_listening()
             self._relay.kill()
+        elif isinstance(order, DriveOrder):
+            self._start_driver(order)
+        elif isinstance(order, JoinOrder):
+            self._join(order)
+        elif isinstance(order, WatchOrder):
+            self._watch(order)
+        elif isinstance(order, EndOrder):
+            assert self._watched is not None
+            with contextlib.suppress(OSError):  # a full disk
+                self._watched.ask_to_stop(order.grace)
         else:
             raise AssertionError(f"nobody obeys {order}")
 
@@ -293,6 +323,69 @@ class HostServer:
         if self._is_clearing and not self._relay.is_busy and not self._assigned:
             self._is_clearing = False
             self._send(Cleared(rank=-1, time=time.time()))
+
+    # -- runs that outlive the notebook
+
+    def _start_driver(self, order: DriveOrder) -> None:
+        """Start the process; its answer is passed on."""
+        ours, theirs = socket.socketpair()
+        variables = finder.complete_variables(read_own_variables())
+        with theirs, open(os.devnull, "r+b") as nowhere:
+            fds = [theirs.fileno(), nowhere.fileno(), nowhere.fileno(), theirs.fileno()]
+            worker_order = WorkerOrder(
+                rank=0,
+                environment=variables,
+                directory=os.sep,
+                limits=Limits.capture(),
+                imports=ImportOrder(modules=Modules(versions={}), environment=variables, path=self._path),
+                work=pickle.dumps(Program(module=_DRIVER, arguments=[bytes(order.work)])),
+                num_fds=len(fds) + 2,
+                outlives=True,
+            )
+            worker = self._agent.start_worker(worker_order, fds)
+        reader, answers = FrameReader(), list[Event]()
+
+        def look() -> None:
+            if not wait_readable(ours.fileno(), 0.0):
+                return
+            data = ours.recv(1 << 16)
+            answers.extend(reader.feed(data))
+            if not data:
+                self._relay.unwatch(ours.fileno())
+                ours.close()
+                worker.close()
+                problem = "the process of the run has ended at its start"
+                self._send(*answers or [Driven(rank=-1, time=time.time(), problem=problem)])
+
+        self._relay.watch(ours.fileno(), look)
+
+    def _join(self, order: JoinOrder) -> None:
+        """Serve the process that drives a run from now on."""
+        problem = ""
+        for address in order.addresses:
+            try:
+                connection = connect((address, order.port), order.token, order.number, _JOIN_SECONDS)
+                break
+            except OSError as error:
+                problem = f"it cannot connect to {address}:{order.port} ({error.strerror or error})"
+                self._channel.beat()
+        else:
+            self._send(Joined(rank=-1, time=time.time(), problem=problem))
+            return
+        self._send(Joined(rank=-1, time=time.time()))
+        fd = connection.detach()
+        self._channel = self._relay.replace_channel(Channel(fd, fd, has_beats=False))
+
+    def _watch(self, order: WatchOrder) -> None:
+        """Send the files of a run from now on."""
+        found = [each for each in list_all() if order.run in (None, each.number, each.name)]
+        if found:
+            self._watched = found[-1]
+            self._sender = Sender(found[-1])
+            self._send(Watched(rank=-1, time=time.time(), number=found[-1].number))
+        else:
+            problem = f"no run {order.run or ''} is known there".replace("  ", " ")
+            self._send(Watched(rank=-1, time=time.time(), problem=problem))
 
     # -- devices
 

@@ -52,9 +52,7 @@ def begin(settings: "dict[str, Any]") -> int:
     facts.update(agent.describe(), torch=find_version("torch"), ready=True)
     facts["notebook_accel"] = find_version("notebook-accel")
     say(out, nonce, facts)
-    return agent.main(
-        out, settings["with_ipython"], settings["variable"], settings["warm"], settings["holder"]
-    )
+    return agent.main(out, settings["with_ipython"], settings["variable"], settings["warm"], settings["lock"])
 
 
 if __name__ == "__main__":

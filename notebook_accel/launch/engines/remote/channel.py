@@ -8,17 +8,16 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
-from ....events import Event
-from ....stream.wire import FrameReader, frame
-from . import packets
+from ....events import Buffer, Event
+from ....stream.wire import FrameReader, frame_lines
+from .keep_alive import KEEP_ALIVE, KEEP_ALIVE_SECONDS, NOTEBOOK_SILENCE_SECONDS, KeepAlive
 
 _BYTES: Final = 1 << 18
-_PACKET: Final = 1 << 20
 _READS: Final = 64
 
 
 class Channel:
-    """The way to the notebook: frames of events and orders, in packets.
+    """The way to the notebook: frames of events and orders.
 
     Args:
         incoming: descriptor that is read.
@@ -30,31 +29,36 @@ class Channel:
         self._in, self._out = incoming, outgoing
         for fd in (incoming, outgoing):
             os.set_blocking(fd, False)
-        self._packets = packets.PacketReader()
         self._frames = FrameReader()
         self._orders: list[Event] = []
         self._is_over = False
-        self._quiet = packets.Quiet(time.monotonic()) if has_beats else None
+        self._keep_alive = KeepAlive(time.monotonic(), NOTEBOOK_SILENCE_SECONDS) if has_beats else None
         self._next_beat = 0.0
 
     def fileno(self) -> int:
         """Return the descriptor that can be read when something has come."""
         return self._in
 
+    def close(self) -> None:
+        """Lead both descriptors, and those of output, nowhere: what is at the other end learns that this is the end."""
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for fd in (self._in, self._out, 1, 2):
+            os.dup2(nowhere, fd, inheritable=fd < 3)
+        os.close(nowhere)
+
     def send(self, events: Sequence[Event]) -> None:
         """Send events, and read what comes meanwhile; ConnectionError where the notebook is gone."""
-        for event in events:
-            for packet in packets.cut(frame(event), _PACKET):
-                self._write(packet)
+        for part in frame_lines(events):
+            self._write(part)
 
     def beat(self) -> None:
         """Say that the agent lives, where it is time to do so."""
         if time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + packets.BEAT_SECONDS
-            self._write(packets.BEAT)
+            self._next_beat = time.monotonic() + KEEP_ALIVE_SECONDS
+            self._write(KEEP_ALIVE)
 
-    def _write(self, packet: bytes) -> None:
-        rest = memoryview(packet)
+    def _write(self, part: Buffer) -> None:
+        rest = memoryview(part)
         while rest:
             try:
                 rest = rest[os.write(self._out, rest) :]
@@ -93,6 +97,6 @@ class Channel:
             if not data:
                 self._is_over = True
                 return
-            self._orders += self._frames.feed(self._packets.feed(data))
-        if self._quiet is not None and self._quiet.look(time.monotonic(), heard=heard):
+            self._orders += self._frames.feed(data)
+        if self._keep_alive is not None and self._keep_alive.is_lost(time.monotonic(), heard=heard):
             self._is_over = True

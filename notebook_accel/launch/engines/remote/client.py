@@ -136,7 +136,7 @@ def strip_build(version: str) -> str:
 
 
 def make_script(
-    python: str | None, nonce: str, wanted: Wanted, warm_seconds: float = WARM_SECONDS, holder: str = ""
+    python: str | None, nonce: str, wanted: Wanted, warm_seconds: float = WARM_SECONDS, lock: str = ""
 ) -> str:
     """Return a script for `sh -c` that becomes the agent, in a line.
 
@@ -145,7 +145,7 @@ def make_script(
         nonce: what marks our lines of this connection.
         wanted: what the environment has to be.
         warm_seconds: how long the agent stays without a run.
-        holder: name of the socket of a process that ends when the agent has; empty for none.
+        lock: path of a file that the agent locks while it is there; empty for none.
     """
     settings = {
         "nonce": nonce,
@@ -154,7 +154,7 @@ def make_script(
         "with_ipython": wanted.with_ipython,
         "variable": finder.VARIABLE if wanted.takes_over else "",
         "warm": warm_seconds,
-        "holder": holder,
+        "lock": lock,
     }
     program = base64.b64encode(_BOOTSTRAP.read_bytes()).decode()
     code = f'import base64;exec(base64.b64decode("{program}").decode())'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import time
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from .hosts_group import HostsWorkerGroup, Lender, Plan
 from .link import Link
 from .rank_process import Notes, ProcessStart
 
+_LOOK_SECONDS: Final = 0.1
 CPU_VARIABLE: Final = "ACCELERATE_USE_CPU"
 
 
@@ -148,6 +150,9 @@ class HostsEngine(GroupEngine[Plan]):
 
     def find_obstacle(self, job: Job, plan: Plan, wait: Wait) -> str:
         """Return why the ranks cannot start again, empty where they can."""
+        while time.monotonic() < plan.lender.busy_until:
+            wait("Waiting for the end of ranks behind a connection that was lost.")
+            time.sleep(_LOOK_SECONDS)
         return plan.lender.find_obstacle(wait)
 
 

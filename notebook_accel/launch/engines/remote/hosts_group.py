@@ -35,6 +35,7 @@ from ...transfer.pickled import Pickled
 from ...worker.environment import list_rank_variables
 from ..attempts import Wait
 from .client import WARM_SECONDS
+from .keep_alive import NOTEBOOK_SILENCE_SECONDS, SILENCE_SECONDS
 from .link import Link
 from .messages import (
     Assigned,
@@ -73,9 +74,11 @@ class Lender(ABC):
 
     Attributes:
         warm_seconds: how long agents stay for the next launch.
+        busy_until: until when agents of lost connections, and their ranks, may live, by the monotonic clock.
     """
 
     warm_seconds: float = WARM_SECONDS
+    busy_until: float = 0.0
 
     @abstractmethod
     def open(self, wait: Wait) -> list[Link]:
@@ -101,6 +104,8 @@ class Lender(ABC):
             link: the connection.
             is_clean: see `Pool.put`.
         """
+        if link.is_silent:
+            self.busy_until = time.monotonic() + NOTEBOOK_SILENCE_SECONDS - SILENCE_SECONDS
         get_pool().put(link, is_clean=is_clean)
 
     @abstractmethod

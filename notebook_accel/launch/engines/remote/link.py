@@ -10,14 +10,14 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ....events import Event
-from ....stream.wire import FrameError, FrameReader, frame
+from ....stream.wire import FrameError, FrameReader, frame_lines
 from ... import signals
-from . import packets
 from .client import MARK, Client, Connector, Wanted
+from .keep_alive import KEEP_ALIVE, SILENCE_SECONDS, KeepAlive
 from .messages import Cleared, ClearOrder, Devices
 from .transport import Transport
 
@@ -25,7 +25,6 @@ _BYTES: Final = 1 << 18
 _MOST_NOISE: Final = 1 << 20
 _LINES: Final = 60
 _READS: Final = 64  # in one look
-_STALE_SECONDS: Final = 20.0
 _PROVEN_SECONDS: Final = 1.0
 _SHELLS_SIGNAL: Final = 128  # a shell ends with this and the number of the signal that has ended its command
 _MOST_SIGNALS: Final = 64
@@ -55,6 +54,7 @@ class Link:
         devices: what processes there compute on; None before it is known.
         is_asked: whether the agent has not answered the last `ask` yet.
         lost: why the connection has ended, empty where it has not.
+        is_silent: whether it is lost because nothing came from it; the agent there may live a while longer.
     """
 
     def __init__(
@@ -74,19 +74,16 @@ class Link:
         self.is_ready = facts is not None
         self.devices: Devices | None = None
         self.is_asked = False
-        self.lost = ""
+        self.lost, self.is_silent = "", False
         self._nonce = nonce
         self._noise = bytearray()
-        self._packets = packets.PacketReader()
         self._frames = FrameReader()
-        self._outgoing: deque[Iterator[bytes]] = deque()  # of packets, which are made as they go
-        self._packet = b""
+        self._outgoing: deque[memoryview] = deque()
         self._sending = threading.Lock()
         self._said: deque[str] = deque(maxlen=_LINES)
         self._others: deque[str] = deque(maxlen=_LINES)
         self._unfinished = b""
-        self._quiet = packets.Quiet(time.monotonic())
-        self._idle_since: float | None = None
+        self._keep_alive = KeepAlive(time.monotonic(), SILENCE_SECONDS)
         self._heard = -math.inf  # when an answer came last, by the monotonic clock
         self._transport = transport
 
@@ -112,7 +109,7 @@ class Link:
 
     @property
     def stdin_fileno(self) -> int:
-        """The descriptor that takes packets."""
+        """The descriptor that is written to."""
         return self._transport.outgoing
 
     def filenos(self) -> list[int]:
@@ -156,8 +153,8 @@ class Link:
             except (FrameError, ConnectionError) as error:
                 events += getattr(error, "events", ())
                 self.lost = f"what it sends cannot be read ({error})"
-        if not self.lost and self._quiet.look(time.monotonic(), heard=heard):
-            self.lost = f"nothing has come from it for {packets.SILENCE_SECONDS:g} s"
+        if not self.lost and self._keep_alive.is_lost(time.monotonic(), heard=heard):
+            self.lost, self.is_silent = f"nothing has come from it for {SILENCE_SECONDS:g} s", True
         for event in events:
             if event.rank >= 0:
                 continue
@@ -171,7 +168,7 @@ class Link:
     def _take(self, data: bytes) -> list[Event]:
         if not self.is_ready:
             data = self._find_facts(data)
-        return self._frames.feed(self._packets.feed(data)) if data else []
+        return self._frames.feed(data)
 
     def _find_facts(self, data: bytes) -> bytes:
         """Read our lines among what a shell there writes; return what follows the last one."""
@@ -223,8 +220,15 @@ class Link:
     def send(self, event: Event) -> None:
         """Send an event or order; any thread may call it, and it never waits: `flush` sends the rest."""
         with self._sending:
-            self._outgoing.append(packets.cut(frame(event)))
+            self._outgoing += map(memoryview, frame_lines([event]))
             self._flush()
+
+    def keep_alive(self) -> None:
+        """Say that this process lives, where it says nothing else."""
+        with self._sending:
+            if not self._outgoing:
+                self._outgoing.append(memoryview(KEEP_ALIVE))
+                self._flush()
 
     def flush(self) -> None:
         """Send what is waiting, as much as goes without waiting."""
@@ -234,12 +238,10 @@ class Link:
     def _flush(self) -> None:
         try:
             while self._outgoing and not self.lost:
-                self._packet = self._packet or next(self._outgoing[0], b"")
-                if not self._packet:
+                part = self._outgoing[0]
+                self._outgoing[0] = part[os.write(self.stdin_fileno, part) :]
+                if not self._outgoing[0]:
                     self._outgoing.popleft()
-                    continue
-                # of a pipe all of it or nothing: see `packets`
-                self._packet = self._packet[os.write(self.stdin_fileno, self._packet) :]
         except BlockingIOError:
             pass
         except (OSError, ValueError):
@@ -252,20 +254,11 @@ class Link:
 
     # -- between launches, and at the end
 
-    def rest(self) -> None:
-        """Note that no launch uses the connection for now."""
-        self._idle_since = time.time()
-
     def is_usable(self) -> bool:
-        """Return whether a launch may use the connection that has rested: beats have come meanwhile."""
-        since, self._idle_since = self._idle_since, None
-        self._quiet = packets.Quiet(time.monotonic())
-        beats = -self._packets.beats
+        """Return whether a launch may use the connection that has rested."""
+        self._keep_alive = KeepAlive(time.monotonic(), SILENCE_SECONDS)
         self.receive()
-        beats += self._packets.beats
-        passed = 0.0 if since is None else time.time() - since
-        is_stale = passed > _STALE_SECONDS and beats * packets.BEAT_SECONDS < passed / 2
-        return not self.lost and not is_stale and self.exitcode is None
+        return not self.lost and self.exitcode is None
 
     @property
     def is_proven(self) -> bool:

@@ -149,3 +149,125 @@ class Devices(Event):
 
     label: str
     count: int
+
+
+# -- runs that outlive the notebook
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DriveOrder(Order):
+    """Start a process that drives a run without the notebook; answered by `Driven`.
+
+    Attributes:
+        work: a pickled `driver.Work`.
+    """
+
+    work: Buffer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Driven(Event):
+    """The process is there, and waits for the agents of all hosts.
+
+    Attributes:
+        number: of the run on this host.
+        port: where the process listens.
+        token: what agents prove.
+        problem: why there is none, empty where there is one.
+    """
+
+    number: str = ""
+    port: int = 0
+    token: bytes = b""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JoinOrder(Order):
+    """Serve the process that drives a run, and no longer the notebook; answered by `Joined`.
+
+    Attributes:
+        addresses: of its host, the likeliest first.
+        port: where it listens.
+        token: what this agent proves.
+        number: of this host.
+    """
+
+    addresses: Sequence[str]
+    port: int
+    token: bytes
+    number: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined(Event):
+    """The agent has a connection to the process that drives the run, or not.
+
+    Attributes:
+        problem: why not, empty where it has.
+    """
+
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WatchOrder(Order):
+    """Send the files of a run on this host as they grow, until the connection ends; answered by `Watched`.
+
+    Attributes:
+        run: its number or name; None is the one that was launched last.
+    """
+
+    run: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Watched(Event):
+    """The files follow.
+
+    Attributes:
+        number: of the run.
+        problem: why there is none, empty where there is one.
+    """
+
+    number: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece(Event):
+    """What follows in a file of a run.
+
+    Attributes:
+        name: of the file.
+        data: its next bytes, or all of it.
+        begins: whether the file begins with them.
+    """
+
+    name: str
+    data: bytes
+    begins: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing(Event):
+    """All pieces until now are sent.
+
+    Attributes:
+        is_held: whether the process lived before they were read that drives the run.
+        has_restarted: whether the machine was started again since the launch.
+    """
+
+    is_held: bool
+    has_restarted: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EndOrder(Order):
+    """Ask the run that is watched to stop.
+
+    Attributes:
+        grace: seconds that its ranks have.
+    """
+
+    grace: float

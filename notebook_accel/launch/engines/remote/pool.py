@@ -6,26 +6,21 @@ import atexit
 import contextlib
 import os
 import selectors
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Final, Protocol
 
 from .... import interrupts, runtime
 from ....errors import LaunchError
 from ... import descriptors
-from . import packets
 from .client import NO_PACKAGE, Connector, Wanted, find_mismatches, suggest_python
+from .keep_alive import KEEP_ALIVE_SECONDS
 from .link import Link
 
 _OPEN_SECONDS: Final = 60.0
 _PROOF_SECONDS: Final = 3.0
 _LOOK_SECONDS: Final = 0.1
-_BEATING: Final = Path(__file__).with_name("beating.py")
 
 
 class UnfitHostError(LaunchError):
@@ -40,7 +35,7 @@ class Kept(Protocol):
 
 
 class Pool:
-    """Connections that no launch uses now, and the process that says to all agents that this process lives.
+    """Connections that no launch uses now, and the thread that says to all agents that this process lives.
 
     Attributes:
         pid: of the process that they belong to.
@@ -54,15 +49,14 @@ class Pool:
         self._kept: list[tuple[Hashable, Kept]] = []
         self._waiting: set[object] = set()
         self._told: set[Hashable] = set()
-        self._beating: subprocess.Popen[bytes] | None = None
-        self._heart: socket.socket | None = None
+        self._keeping_alive: threading.Thread | None = None
+        self._is_empty = threading.Event()
         descriptors.keep_from_forks(self)
         atexit.register(self.close)
 
     def filenos(self) -> list[int]:
         """Return the descriptors that no forked process may keep."""
-        heart = [] if self._heart is None else [self._heart.fileno()]
-        return [*heart, *(fd for link in list(self._all) for fd in link.filenos())]
+        return [fd for link in list(self._all) for fd in link.filenos()]
 
     def open(
         self,
@@ -136,12 +130,16 @@ class Pool:
         with self._lock:
             # an answer that is on its way would come to the next launch
             if is_clean and not link.is_asked and not link.lost:
-                link.rest()
                 self._resting.setdefault(link.key, []).append(link)
                 return
             self._all.pop(link, None)
+            thread = None
+            if not self._all:
+                thread, self._keeping_alive = self._keeping_alive, None
+                self._is_empty.set()
         link.close()
-        self._stop_beating()
+        if thread is not None:
+            thread.join()
 
     def keep(self, key: Hashable, kept: Kept) -> None:
         """Hold what leads to hosts until `take_kept`, or until the pool is closed; not where somebody waits for room.
@@ -248,40 +246,17 @@ class Pool:
         with self._lock, interrupts.block_interrupt_in_children():
             link = Link.open(client, host, python, wanted)
             self._all[link] = None
-            self._beat_for(link)
+            if self._keeping_alive is None:
+                self._is_empty = threading.Event()
+                self._keeping_alive = threading.Thread(target=self._keep_alive, daemon=True)
+                self._keeping_alive.start()
         return link
 
-    def _beat_for(self, link: Link) -> None:
-        """Let the process that beats do so for a connection too; start it where it does not run."""
-        if self._heart is None or self._beating is None or self._beating.poll() is not None:
-            if self._heart is not None:
-                self._heart.close()
-            self._heart, theirs = socket.socketpair()
-            words = [str(theirs.fileno()), str(packets.BEAT_SECONDS), packets.BEAT.hex()]
-            with theirs:
-                self._beating = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(_BEATING), *words],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-            others = [other for other in self._all if not other.lost]
-        else:
-            others = [link]
-        for other in others:
-            with contextlib.suppress(OSError):
-                socket.send_fds(self._heart, [b"x"], [other.stdin_fileno])
-
-    def _stop_beating(self) -> None:
-        """End the process that beats, where no connection is left."""
-        with self._lock:
-            if not self._all and self._heart is not None and self._beating is not None:
-                self._heart.close()
-                self._beating.kill()  # its socket ends it too, but not while a fork has that
-                self._beating.wait()
-                self._heart = self._beating = None
+    def _keep_alive(self) -> None:
+        is_empty = self._is_empty
+        while not is_empty.wait(KEEP_ALIVE_SECONDS):
+            for link in list(self._all):
+                link.keep_alive()
 
     @staticmethod
     def _wait(

@@ -101,14 +101,17 @@ class Relay:
         """Whether a process runs, or something that one has left."""
         return bool(self._processes or self._leftovers)
 
-    @property
-    def ranks(self) -> list[int]:
-        """The ranks whose processes have not ended."""
-        return list(self._processes)
+    def replace_channel(self, channel: Channel) -> Channel:
+        """Serve another end from now on; return its channel. The one before learns that it is not served any more."""
+        self._inbox.unwatch(self._channel.fileno())
+        self._channel.close()
+        self._channel = channel
+        self._inbox.watch(channel.fileno())
+        return channel
 
-    def step(self) -> None:
-        """Wait for news, a second at most, and pass it on."""
-        self._forward(self._inbox.poll(min(_LOOK_SECONDS, 0.02) if self._leftovers else _LOOK_SECONDS))
+    def step(self, seconds: float = _LOOK_SECONDS) -> None:
+        """Wait for news, so many seconds at most, and pass it on."""
+        self._forward(self._inbox.poll(min(seconds, 0.02) if self._leftovers else seconds))
         self._listen()
         for look in list(self._looks.values()):
             look()

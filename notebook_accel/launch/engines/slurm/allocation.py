@@ -10,7 +10,7 @@ from typing import Final
 from ....errors import LaunchError
 from ... import descriptors
 from ..attempts import Wait
-from ..remote.client import NO_PACKAGE, Wanted
+from ..remote.client import Wanted
 from ..remote.hosts_engine import check_devices
 from ..remote.hosts_group import QUEUED, Lender
 from ..remote.link import Link
@@ -40,7 +40,7 @@ class Allocation:
 
     Attributes:
         job_id: number of the job.
-        holder: name of the socket of the job's own process; empty where the job is not ours.
+        lock: path of the file that agents lock; empty where the job is not ours.
         state: what SLURM said of it last.
         is_preempted: whether another job got its nodes, since it ran last.
         has_ranks: whether ranks have run in it.
@@ -50,9 +50,9 @@ class Allocation:
         self._wish = wish
         self._is_ours = wish is not None
         self._watcher: subprocess.Popen[bytes] | None = None
-        self.holder = ""
+        self.lock = ""
         if wish is not None:
-            job_id, self.holder = submission.submit(wish)
+            job_id, self.lock = submission.submit(wish)
             self._watcher = command.start_watcher(job_id)
             descriptors.keep_from_forks(self)
         self.job_id = job_id
@@ -113,23 +113,10 @@ class Allocation:
             )
         return nodes
 
-    @property
-    def has_no_python(self) -> bool:
-        """Whether the job's own process says by its exit code that it found no Python."""
-        return self._wish is not None and self.state.is_over and self.state.exit_code == str(NO_PACKAGE)
-
     def describe_early_end(self) -> str:
         """Return that the job has ended before the ranks began, and why, as a sentence."""
         again = " again" if self.has_ranks else ""
-        how = f"{self.state.describe()}{self._explain_end()}"
-        return f"job {self.job_id} has ended before the ranks began{again}: {how}"
-
-    def _explain_end(self) -> str:
-        if self._wish is None or not self.has_no_python:
-            return ""
-        python = self._wish.python
-        what = f"there is no {python}" if python else "there is no Python"
-        return f"; on its first node {what}: name the right one, as in python='/opt/env/bin/python'"
+        return f"job {self.job_id} has ended before the ranks began{again}: {self.state.describe()}"
 
     def look_at_end(self, wait: Wait, seconds: float) -> JobState:
         """Ask SLURM how the job stands; while it is ending, SLURM does not say how, and is asked again.
@@ -254,9 +241,7 @@ class SlurmNodes(Lender):
                 self.job_id = allocation.job_id
                 nodes = allocation.wait(wait)[: self._wish.num_nodes]
                 get_pool().end_wait(self)
-                client = SrunClient(
-                    job_id=allocation.job_id, holder=allocation.holder, seconds=self.warm_seconds
-                )
+                client = SrunClient(job_id=allocation.job_id, lock=allocation.lock, seconds=self.warm_seconds)
                 pythons = dict.fromkeys(nodes, self._wish.python)
                 try:
                     links = get_pool().open(client, pythons, self._wanted, lambda: wait(""))
@@ -314,8 +299,6 @@ class SlurmNodes(Lender):
                 self._lost_jobs += 1
                 if self._has_opened or (state.state in _LOST and self._lost_jobs < _TRIES):
                     return  # `_find` looks whether there can be a new one
-                if allocation.has_no_python:  # it ended before the steps, which know only that it is gone
-                    raise LaunchError(allocation.describe_early_end()) from error
                 raise error
             if allocation.is_ours and state.state == ENDING:
                 until = time.monotonic() + _SETTLE_SECONDS

@@ -54,7 +54,7 @@ class SrunClient(CommandClient):
 
     Attributes:
         job_id: number of the job.
-        holder: name of the socket of the job's own process; empty where the job is not ours.
+        lock: path of the file that agents lock; empty where the job is not ours.
         seconds: how long an agent stays without a run.
     """
 
@@ -62,7 +62,7 @@ class SrunClient(CommandClient):
     connection: ClassVar[str] = "srun step"
     host_noun: ClassVar[str] = "node"
     job_id: str
-    holder: str = ""
+    lock: str = ""
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -72,7 +72,7 @@ class SrunClient(CommandClient):
 
     def make_command(self, host: str, python: str | None, nonce: str, wanted: Wanted) -> list[str]:
         """Return the command that starts the agent on a node."""
-        script = make_script(python, nonce, wanted, self.seconds, self.holder)
+        script = make_script(python, nonce, wanted, self.seconds, self.lock)
         return ["srun", f"--jobid={self.job_id}", f"--nodelist={host}", *_OPTIONS, "sh", "-c", script]
 
     def make_environment(self) -> Mapping[str, str] | None:
@@ -315,16 +315,12 @@ def _parse_time(text: str) -> float | None:
         return None
 
 
-def find_cluster(check: Callable[[], None]) -> str:
-    """Return the cluster's name; empty where SLURM does not say it.
-
-    Args:
-        check: called several times a second; its exception ends the wait.
-
-    Raises:
-        LaunchError: SLURM does not answer.
-    """
-    text = ask(["scontrol", "show", "config"], check, seconds=_CONFIG_SECONDS)
+def find_cluster() -> str:
+    """Return the name of the cluster whose commands are used here; empty where SLURM does not say it."""
+    try:
+        text = ask(["scontrol", "show", "config"], lambda: None, seconds=_CONFIG_SECONDS)
+    except (LaunchError, OSError):
+        return ""
     found = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
     return found[1] if found is not None else ""
 

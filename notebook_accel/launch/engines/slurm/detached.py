@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from .... import interrupts
 from ....errors import LaunchError
 from ....events import Notice, Phase, PhaseName
 from ....stream.record import RunRecord
@@ -15,16 +15,20 @@ from ... import signals
 from ...job import Job
 from ...supervise.control import Control
 from ...supervise.delivery import Deliver
+from ...transfer.pickled import Pickled
 from ..base import Outcome
+from ..detached.folder import VARIABLE, Folder, make
 from ..detached.recording import Over
 from ..detached.watch import SILENT_SECONDS, Watch
-from ..remote.client import NO_PACKAGE
+from ..remote.client import NO_PACKAGE, Wanted
+from ..remote.hosts_engine import Origin
 from ..remote.pool import get_pool
-from . import command, naming, submission
+from . import command, submission
 from .command import JobState
-from .job_folder import JobFolder, Work
 from .submission import Wish
 
+WORK: Final = "work"
+"""The file of a run with what its job runs."""
 _FIRST_LOOK_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 10.0
 _LAST_SECONDS: Final = 20.0  # in which what a job has written is seen everywhere
@@ -32,8 +36,23 @@ _OBEY_SECONDS: Final = 30.0
 _OUTAGE_SECONDS: Final = 900.0
 
 
-def submit(job: Job, work: Work, wish: Wish) -> tuple[str, JobFolder]:
-    """Submit a job that runs without this process; return its number and the folder of its run.
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What a job runs that outlives its notebook.
+
+    Attributes:
+        pickled: the function with its arguments.
+        origin: what its ranks take from the process that launched it.
+        wanted: what the environment of the nodes has to be: that process's.
+    """
+
+    pickled: Pickled
+    origin: Origin
+    wanted: Wanted
+
+
+def submit(job: Job, work: Work, wish: Wish) -> Folder:
+    """Submit a job that runs without this process; return the folder of its run, which the nodes see too.
 
     Args:
         job: what runs.
@@ -41,59 +60,43 @@ def submit(job: Job, work: Work, wish: Wish) -> tuple[str, JobFolder]:
         wish: what is asked of SLURM.
 
     Raises:
-        LaunchError: SLURM refuses it.
+        LaunchError: SLURM refuses it, or the folder cannot be filled.
     """
-    folder = JobFolder.make(job, work, naming.find_cluster())
-    with interrupts.delay_interrupt():  # a job that nobody knows could not be found again
-        try:
-            job_id = submission.submit_run(wish, folder.path)
-        except BaseException:
-            folder.remove()
-            raise
-        naming.name(folder, job_id)
-    return job_id, folder
-
-
-def describe_left(job_id: str) -> str:
-    """Return what has become of a run that nobody watches here any more."""
-    return f"job {job_id} goes on: notebook_accel.attach({job_id}) shows it again, `scancel {job_id}` ends it"
-
-
-def describe_detached(job_id: str) -> str:
-    """Return how a run is found again that was just submitted."""
-    return (
-        f"Job {job_id} goes on without this notebook: notebook_accel.attach({job_id}) shows it again. Stop or "
-        f"`scancel {job_id}` ends it."
-    )
+    cluster = command.find_cluster()
+    folder = make(for_job=True)
+    try:
+        folder.fill(job, work.origin.notes.sources, {"cluster": cluster})
+        folder.write(WORK, work)
+        folder.add_metadata(job=submission.submit_run(wish, folder.path))
+    except BaseException as error:
+        folder.remove()  # else a full disk would stay full
+        if isinstance(error, OSError):
+            raise LaunchError(
+                f"the run cannot be left to its job: {error}; {VARIABLE} names another folder, which the nodes see too"
+            ) from error
+        raise
+    return folder
 
 
 class JobWatch(Watch):
     """Shows a run of a job, from its beginning to its end or until it is left.
 
     Args:
-        job_id: number of the job.
         folder: of the run.
         record: of the run.
         deliver: takes events.
         control: says when the run is to stop, or is left.
     """
 
-    def __init__(
-        self, job_id: str, folder: JobFolder, record: RunRecord, deliver: Deliver, control: Control
-    ) -> None:
-        super().__init__(f"job {job_id}", folder, record, deliver, control)
-        self._folder: JobFolder = folder
-        self._job_id = job_id
+    def __init__(self, folder: Folder, record: RunRecord, deliver: Deliver, control: Control) -> None:
+        self._job_id = job_id = folder.number
+        super().__init__(folder, record, deliver, control)
         self._state = JobState(job_id=job_id, state="PENDING")
         self._looked = self._next_look = time.monotonic()
         self._silent_since: float | None = None
         self._shown = ""
         self._stop_deadline = float("inf")
         self._last = float("inf")
-
-    def describe_left(self) -> str:
-        """Return how the run is found again."""
-        return describe_left(self._job_id)
 
     def note_end(self, over: Over) -> None:
         """Say that the job is over, where what was shown last says that it goes on."""
@@ -215,7 +218,7 @@ class JobWatch(Watch):
     def _make_lost_outcome(self) -> Outcome:
         """Return the outcome of a job that has ended without a word."""
         if self._state.state != "UNKNOWN":
-            self._folder.forget_work()  # a job of another cluster with the same folder may still need it
+            self._folder.forget(WORK)  # a job of another cluster with the same folder may still need it
         if self.was_asked_to_stop:
             return self.make_stopped_outcome(self._find_end())
         text = f"job {self._job_id} has ended: {self._state.describe()}"

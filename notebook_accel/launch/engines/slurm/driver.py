@@ -5,6 +5,7 @@ Run as `python -m notebook_accel.launch.engines.slurm.driver FOLDER`, in a job.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -17,27 +18,22 @@ from typing import Any, Final, NoReturn
 from .... import environ
 from ....errors import LaunchError
 from ....events import Event, Failure, Notice, Phase
-from ....stream.logs import LogFiles
-from ....stream.record import RunRecord
 from ...job import Job
-from ...supervise.control import Control
-from ...supervise.delivery import Deliver
-from ...transfer import failures
 from ...transfer.pickled import Pickled
 from ..base import Outcome
-from ..detached.driving import StopWatch, make_over
-from ..detached.recording import Over, Writer
+from ..detached.driving import Driver
+from ..detached.folder import Folder
+from ..detached.recording import Over
 from ..remote.client import Wanted
 from ..remote.hosts_engine import Origin
 from ..remote.hosts_group import Plan
-from . import naming
+from .detached import WORK, Work
 from .engine import SlurmEngine, describe_size
-from .job_folder import JobFolder, Work
 
 _LOOK_SECONDS: Final = 2.0
 _GRACE: Final = 30.0  # where a machine does not see yet how long ranks have
-_LAST_SECONDS: Final = 3.0  # in which the last words of ranks come; sites that kill at once have less
-_QUIET_SECONDS: Final = 1.0  # after which none are expected
+_LAST_SECONDS: Final = 2.0  # in which the last words of ranks come; sites that kill at once have less
+_ATTEMPT: Final = "attempt"
 _ENDED: Final = 128 + signal.SIGTERM
 
 
@@ -66,120 +62,83 @@ class _JobEngine(SlurmEngine):
         return f"Job {environ.get('SLURM_JOB_ID')}: {job.name} starts on {what}."
 
 
-class _End:
-    """Lets the last words of ranks be written when SLURM ends the job; it kills all processes some seconds later.
+class _JobDriver(Driver):
+    """Runs a job until SLURM ends it: then the last words of ranks are written, and nothing of how they end."""
 
-    Attributes:
-        is_near: whether SLURM has said so.
-    """
+    def __init__(self, folder: Folder) -> None:
+        restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
+        super().__init__(folder, _LOOK_SECONDS, grace=_GRACE, start=restarts)
+        self._first = max(restarts, self._read_attempt() + 1) if restarts else 0
+        self._attempts = itertools.count(self._first or 1)
+        self._ends_at: float | None = None  # by the monotonic clock, once SLURM ends the job
 
-    def __init__(self) -> None:
-        self.is_near = False
-        self._deadline = self._quiet_since = float("inf")
+    def note_end(self, signum: int, frame: Any) -> None:
+        """Note that SLURM ends the job; it kills all processes some seconds later."""
+        self._ends_at = self._ends_at or time.monotonic() + _LAST_SECONDS
 
-    def note_signal(self, signum: int, frame: Any) -> None:
-        """Note that SLURM ends the job."""
-        if not self.is_near:
-            now = time.monotonic()
-            self.is_near, self._deadline, self._quiet_since = True, now + _LAST_SECONDS, now
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Take events of the run; once SLURM ends the job, for some seconds more."""
+        starts_again = [event for event in events if isinstance(event, Phase) and event.name == "restarting"]
+        if self._ends_at is not None:
+            events = [event for event in events if not isinstance(event, (Failure, Notice, Phase))]
+        else:
+            for _ in starts_again:
+                self._note_attempt()
+        super().deliver(events)
+        if self._ends_at is not None and (starts_again or time.monotonic() > self._ends_at):
+            self._die()
 
-    def keep(self, events: Sequence[Event]) -> list[Event]:
-        """Return those of some events that a notebook is to see; how ranks end is SLURM's doing, and says nothing."""
-        if not self.is_near:
-            return list(events)
-        kept = [event for event in events if not isinstance(event, (Failure, Notice, Phase))]
-        if kept:
-            self._quiet_since = time.monotonic()
-        return kept
+    def _note_attempt(self) -> None:
+        with contextlib.suppress(OSError):  # a full disk
+            (self.folder.path / _ATTEMPT).write_text(str(next(self._attempts)))
 
-    def has_come(self, events: Sequence[Event]) -> bool:
-        """Return whether nothing more is worth waiting for.
+    def _read_attempt(self) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            return int((self.folder.path / _ATTEMPT).read_text())
+        return 0
 
-        Args:
-            events: those that have just come.
-        """
-        if any(isinstance(event, Phase) and event.name == "restarting" for event in events):
-            return self.is_near
-        now = time.monotonic()
-        return now > self._deadline or now - self._quiet_since > _QUIET_SECONDS
-
-    def expect(self) -> None:
-        """Wait a moment for SLURM's word: ranks and connections may have ended because it ends the job."""
-        deadline = time.monotonic() + _LOOK_SECONDS
-        while not self.is_near and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS / 40)
-
-
-def main(path: str) -> int:
-    """Run what a folder has, and write there what it says; return the exit code of the job."""
-    folder = JobFolder(Path(path))
-    naming.name(folder, environ.get("SLURM_JOB_ID") or "none")
-    restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
-    first = max(restarts, folder.read_attempt() + 1) if restarts else 0
-    attempts = itertools.count(first if restarts else 1)
-    control = Control()
-    stop, end = StopWatch(folder, control, _LOOK_SECONDS, _GRACE), _End()
-    signal.signal(signal.SIGTERM, end.note_signal)
-    signal.signal(signal.SIGUSR1, stop.note_signal)
-    writer = Writer(folder.recording, restarts)
-    record = RunRecord()
-    logs: list[LogFiles] = []
-
-    def leave() -> NoReturn:
-        for each in logs:
-            each.close()
-        writer.leave()
+    def _die(self) -> NoReturn:
+        self.leave()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)  # the connections end with it, and with them what they lead to
         os._exit(_ENDED)
 
-    def deliver(events: Sequence[Event]) -> None:
-        kept = end.keep(events)
-        record.apply_all(kept)
-        for event in kept:
-            if isinstance(event, Phase) and event.name == "restarting":
-                folder.note_attempt(next(attempts))
-        writer.write(kept)
-        for each in logs:
-            each.show(kept)
-        stop.look()
-        if end.has_come(events):
-            leave()
-
-    try:
-        job = folder.read_job()
-        if job.log_dir is not None:
-            logs.append(LogFiles(job.log_dir, job.name))
-        over = _run(job, folder, first, record, deliver, control)
-        is_cut = not over.was_stopped and len(record.results) < job.local_world_size
-    except BaseException as error:
-        over, is_cut = Over(rank=-1, time=time.time(), error=failures.describe(error)), True
-    if is_cut and (over.error is not None or any(failure.error is None for failure in record.failures)):
-        end.expect()
-    if is_cut and end.is_near:
-        leave()
-    for each in logs:
-        each.close()
-    status = over.describe_status(has_failed_ranks=bool(record.failures))
-    folder.note_end(status)
-    writer.close(over)
-    folder.forget_work()
-    return int(status == "failed")
-
-
-def _run(
-    job: Job, folder: JobFolder, first: int, record: RunRecord, deliver: Deliver, control: Control
-) -> Over:
-    if first:
-        if first > job.max_restarts:
+    def run(self, job: Job) -> Outcome:
+        """Run the job; its start counts as a restart where SLURM has queued it again."""
+        if self._first > job.max_restarts:
             raise LaunchError(
-                f"SLURM has queued the job again, which is restart {first}, and max_restarts={job.max_restarts} allows "
-                "no more"
+                f"SLURM has queued the job again, which is restart {self._first}, and max_restarts={job.max_restarts} "
+                "allows no more"
             )
-        text = f"SLURM has queued the job again; restart {first} of {job.max_restarts}"
-        deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=text)])
-    outcome: Outcome = _JobEngine(folder.read_work(), first).run(job, record, deliver, control)
-    return make_over(outcome, control)
+        if self._first:
+            text = f"SLURM has queued the job again; restart {self._first} of {job.max_restarts}"
+            self.deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=text)])
+        engine = _JobEngine(self.folder.read(WORK), self._first)
+        return engine.run(job, self.record, self.deliver, self.control)
+
+    def close(self, over: Over) -> str:
+        """Write how the run has ended; not where that is SLURM's doing: it says so itself, or starts the job again."""
+        lost = any(failure.error is None for failure in self.record.failures)
+        if not over.was_stopped and (over.error is not None or lost):
+            deadline = time.monotonic() + _LOOK_SECONDS  # ranks may end before this process hears of it
+            while self._ends_at is None and time.monotonic() < deadline:
+                time.sleep(_LOOK_SECONDS / 40)
+            if self._ends_at is not None:
+                self._die()
+        return super().close(over)
+
+
+def main(path: str) -> int:
+    """Run what a folder has, and write there what it says; return the exit code of the job."""
+    folder = Folder(Path(path))
+    if not folder.job_id:  # the notebook has died before it could tell
+        folder.add_metadata(job=environ.get("SLURM_JOB_ID") or "")
+    driver = _JobDriver(folder)
+    signal.signal(signal.SIGTERM, driver.note_end)
+    signal.signal(signal.SIGUSR1, driver.note_stop_signal)
+    status = driver.close(driver.drive(driver.run))
+    folder.forget(WORK)
+    return int(status == "failed")
 
 
 if __name__ == "__main__":

@@ -5,31 +5,30 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from .... import environ, interrupts
+from .... import environ
 from ....config.slurm import normalize
 from ....devices import DeviceKind
 from ....errors import LaunchError
-from ....events import Event, Notice, Phase
-from ....stream.logs import make_folder
+from ....events import Event, Notice
 from ....stream.record import RunRecord
 from ... import signals
-from ...durations import format_duration
 from ...job import Job
 from ...supervise.control import Control
 from ...supervise.delivery import Deliver
 from ...supervise.stop_agreement import StopAgreement
 from ...supervise.worker_group import Attempt
 from ..base import Outcome
+from ..detached.engine import DetachingEngine
+from ..detached.folder import Folder
 from ..remote.client import Wanted
 from ..remote.hosts_engine import HostsEngine, copy, uses_cpu
 from ..remote.hosts_group import HostMember, HostsWorkerGroup, Lender, Plan
 from ..remote.pool import get_pool
 from . import command, detached, submission
 from .allocation import Allocation, SlurmNodes
-from .job_folder import JobFolder, Work
+from .detached import JobWatch, Work
 from .submission import Wish
 
 _JOB: Final = "SLURM_JOB_ID"
@@ -37,16 +36,14 @@ _BY_SLURM: Final = (-signal.SIGTERM, -signal.SIGKILL)
 _END_SECONDS: Final = 60.0  # sites give processes half a minute between SIGTERM and SIGKILL
 
 
-class SlurmEngine(HostsEngine):
+class SlurmEngine(HostsEngine, DetachingEngine):
     """Starts ranks as steps of a job: an agent for each node, by `srun`.
 
     Without an allocation it submits a job by `sbatch`, waits for it, and keeps it some time for the next launch. In an
     allocation of `salloc`, or in a job, it submits nothing.
     """
 
-    _watched = ""  # the number of a detached job
-    _folder: JobFolder | None = None  # of its run
-    _nodes: SlurmNodes | None = None  # of any other one
+    _nodes: SlurmNodes | None = None  # of a run that is not detached
 
     name = "slurm"
     drives_nodes = True
@@ -97,23 +94,14 @@ class SlurmEngine(HostsEngine):
             )
         return problems
 
-    def outlives(self, job: Job) -> bool:
-        """Return whether the job starts the ranks itself, and so goes on without this process."""
-        return bool(job.options.get("detach"))
-
-    def find_left(self, job: Job) -> Job:
-        """Return the job with which a run is watched again that was left."""
-        return replace(job, attached=self._folder)
-
     def describe_place(self) -> str:
         """Return the number of the job, once there is one."""
-        job_id = self._watched or (self._nodes.job_id if self._nodes is not None else "")
-        return f"job {job_id}" if job_id else ""
+        if self._nodes is not None and self._nodes.job_id:
+            return f"job {self._nodes.job_id}"
+        return super().describe_place()
 
     def describe_interrupt(self, job: Job, record: RunRecord) -> str:
         """Return what has become of a run whose cell was interrupted."""
-        if self._watched:
-            return detached.describe_left(self._watched)
         if self._nodes is not None and self._nodes.withdrawn:
             return f"{job.name}: job {self._nodes.withdrawn} was cancelled, it had not begun"
         return super().describe_interrupt(job, record)
@@ -123,43 +111,29 @@ class SlurmEngine(HostsEngine):
         if not job.options.get("detach"):
             return super().run(job, record, deliver, control)
         try:
-            return self._run_detached(job, record, deliver, control)
+            return self.run_detached(job, record, deliver, control)
         finally:
             get_pool().end_wait(record)
 
-    def _run_detached(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
-        what = describe_size(job.local_world_size, self._count_nodes(job.options))
-        if job.attached is None:
-            job_id = self._submit(job, record, control)
-            text, note = f"Launching {job.name} on {what} by SLURM.", detached.describe_detached(job_id)
-        else:
-            self._folder = job.attached
-            job_id, since = job.attached.number, time.time() - job.attached.launched
-            text, note = f"Job {job_id}: {job.name} on {what}, launched {format_duration(since)} ago.", ""
-        self._watched = job_id
-        assert self._folder is not None
-        watch, now = detached.JobWatch(job_id, self._folder, record, deliver, control), time.time()
-        notes = [Notice(rank=-1, time=now, text=note)] if note else []
-        deliver([Phase(rank=-1, time=now, name="starting", detail=text), *notes])
-        return watch.run()
-
-    def _submit(self, job: Job, record: RunRecord, control: Control) -> str:
-        """Submit a job that goes on without this process, and return its number."""
-        if job.log_dir is not None:
-            make_folder(job.log_dir)  # the job writes there: what is wrong is told now
+    def detach(self, job: Job, record: RunRecord) -> Folder:
+        """Submit a job that goes on without this process."""
         pickled, origin = self.take(job)
         # nodes that wait for the next launch could be those that this one waits for
         get_pool().make_room(record, Allocation)
         work = Work(pickled=copy(pickled), origin=origin, wanted=self.describe_wanted())
-        try:
-            with interrupts.delay_interrupt():
-                self._watched, self._folder = detached.submit(job, work, self._make_wish(job))
-        except KeyboardInterrupt:
-            if self._watched:
-                control.leave()
-                raise KeyboardInterrupt(detached.describe_left(self._watched)) from None
-            raise
-        return self._watched
+        return detached.submit(job, work, self._make_wish(job))
+
+    def make_watch(self, folder: Folder, record: RunRecord, deliver: Deliver, control: Control) -> JobWatch:
+        """Return what shows the run."""
+        return JobWatch(folder, record, deliver, control)
+
+    def describe_work(self, job: Job) -> str:
+        """Return how many processes run what, on how many nodes."""
+        return f"{job.name} on {describe_size(job.local_world_size, self._count_nodes(job.options))}"
+
+    def describe_detached_launch(self, job: Job) -> Sequence[str]:
+        """Return how the run is launched."""
+        return [f"Launching {self.describe_work(job)} by SLURM."]
 
     def count_ranks(self, job: Job) -> list[int]:
         """Return the number of ranks of each node."""

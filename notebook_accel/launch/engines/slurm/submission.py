@@ -17,12 +17,14 @@ from ..detached.folder import LOG
 from ..remote.client import NO_PACKAGE, find_source_folder, list_pythons
 from . import command
 
-PATIENCE_SECONDS: Final = 180.0
-"""How long a job waits for the first agent, once it runs."""
-GRACE_SECONDS: Final = 8.0
-"""How long a job lasts without any agent after that."""
+_PATIENCE_SECONDS: Final = 180  # for the first agent, once the job runs
+_GRACE_SECONDS: Final = 8  # without any agent after that
 _SUBMIT_SECONDS: Final = 300.0  # a busy controller takes its time
-_HOLDER: Final = Path(__file__).with_name("holder.py")
+_HOLD: Final = r"""command -v flock >/dev/null || exit
+umask 077; trap '' USR1 USR2; trap 'rm -f {lock}' EXIT
+for _ in $(seq {patience}); do flock -n {lock} true || break; sleep 1; done
+until flock {lock} true && sleep {grace} && flock -n {lock} true; do :; done"""
+"""Lasts as long as an agent holds the lock, so that the job ends where the notebook is gone."""
 _NO_NODES: Final = "Requested node configuration is not available"
 _RESTING: Final = "down,drain,fail,maint,reserved,no_respond,unknown"
 _SILENCE: Final = ("Socket timed out", "Unable to contact slurm controller", "does not answer within")
@@ -67,7 +69,7 @@ def check(wish: Wish) -> list[str]:
     Args:
         wish: what will be asked.
     """
-    script = _make_script(wish, _make_command(wish, "test"))
+    script = _make_script(wish, make_hold("test"))
     try:
         command.ask(["sbatch", "--test-only"], lambda: None, script, without=_list_unwanted(wish))
     except (LaunchError, OSError) as error:
@@ -98,13 +100,13 @@ def submit(wish: Wish) -> tuple[str, str]:
         wish: what is asked.
 
     Returns:
-        The number of the job, and the name of the socket of its own process.
+        The number of the job, and the path of the file that agents lock.
 
     Raises:
         LaunchError: SLURM refuses it.
     """
-    holder = f"notebook_accel-{secrets.token_hex(8)}"
-    return _submit(wish, _make_command(wish, holder)), holder
+    lock = f"/tmp/notebook_accel-{secrets.token_hex(8)}"
+    return _submit(wish, make_hold(lock)), lock
 
 
 def submit_run(wish: Wish, folder: Path) -> str:
@@ -112,7 +114,7 @@ def submit_run(wish: Wish, folder: Path) -> str:
 
     Args:
         wish: what is asked.
-        folder: of the run, see `recording`.
+        folder: of the run.
 
     Raises:
         LaunchError: SLURM refuses it.
@@ -175,26 +177,26 @@ def _make_directive(name: str, value: object) -> str:
     return f"#SBATCH {word}" if value is True else f"#SBATCH {word}{between}{shlex.quote(str(value))}"
 
 
-def _make_command(wish: Wish, holder: str) -> str:
-    words = [_HOLDER.read_text(), holder, f"{PATIENCE_SECONDS:g}", f"{GRACE_SECONDS:g}"]
-    return _find_python(wish, f'exec "$p" -I -c {shlex.join(words)}')
+def make_hold(lock: str, patience: float = _PATIENCE_SECONDS, grace: float = _GRACE_SECONDS) -> str:
+    """Return lines of a shell that last as long as an agent holds a lock.
+
+    Args:
+        lock: path of the file.
+        patience: seconds until an agent has it first.
+        grace: seconds without an agent.
+    """
+    return _HOLD.format(lock=lock, patience=patience, grace=grace)
 
 
 def _make_run_command(wish: Wish, folder: Path) -> str:
+    """Return a line of a shell that becomes the driver of a run; a Python is needed that has torch and this package."""
     source = shlex.quote(find_source_folder())
     path = f'export PYTHONPATH={source}"${{PYTHONPATH:+:$PYTHONPATH}}"; ' if find_source_folder() else ""
-    known = (
-        """"$p" -c 'import importlib.util as u, notebook_accel; exit(not u.find_spec("torch"))' 2>/dev/null"""
-    )
-    known += " || continue"
-    return path + _find_python(wish, f'{known}; exec "$p" -m {_DRIVER} {shlex.quote(str(folder))}')
-
-
-def _find_python(wish: Wish, then: str) -> str:
-    """Return a line of a shell that does something with the first Python that is there, as `$p`."""
-    pythons = list_pythons(wish.python)
+    has_both = "import importlib.util as u, notebook_accel; exit(not u.find_spec('torch'))"
     return (
-        f'for p in {pythons}; do command -v "$p" >/dev/null 2>&1 || continue; {then}; done; exit {NO_PACKAGE}'
+        f'{path}for p in {list_pythons(wish.python)}; do command -v "$p" >/dev/null 2>&1 || continue; '
+        f'"$p" -c "{has_both}" 2>/dev/null || continue; '
+        f'exec "$p" -m {_DRIVER} {shlex.quote(str(folder))}; done; exit {NO_PACKAGE}'
     )
 
 

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import pickle
+import time
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar, Final, TypeVar
 
-from ..command import CommandEngine
+from .... import interrupts
+from ....errors import LaunchError
+from ....stream.readable import wait_readable
+from ....stream.record import RunRecord
+from ...checks.addresses import is_loopback
+from ...job import Job
+from ...supervise.control import Control
+from ...supervise.delivery import Deliver
+from ..base import Outcome
+from ..command import CommandEngine, count_ranks
+from ..detached.engine import DetachingEngine
+from ..detached.folder import Folder, list_parts
+from ..remote.client import Wanted
+from ..remote.driver import HostFacts, Work
+from ..remote.hosts_engine import copy, uses_cpu
+from ..remote.link import Link
+from ..remote.messages import Driven, DriveOrder, Joined, JoinOrder
+from ..remote.mirror import HostWatch, MirrorFolder
+from ..remote.pool import get_pool
 from .command import SshClient
 
+_LOOK_SECONDS: Final = 0.1
 
-class SshEngine(CommandEngine):
+AnswerT = TypeVar("AnswerT", Driven, Joined)
+
+
+class SshEngine(CommandEngine, DetachingEngine):
     """Starts ranks on several hosts by the user's own OpenSSH client.
 
     Its config, agent, jump hosts and ControlMaster count. A connection stays open for the next launch.
@@ -51,3 +75,94 @@ class SshEngine(CommandEngine):
             if problem
             else ""
         )
+
+    # -- runs that outlive the notebook
+
+    def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
+        """Run the job to its end; one that is detached is driven by a process on its first host."""
+        run = self.run_detached if self.outlives(job) else super().run
+        return run(job, record, deliver, control)
+
+    def detach(self, job: Job, record: RunRecord) -> Folder:
+        """Start the process that drives a run, and let the agents of all hosts serve it."""
+        hosts = self._find_hosts(job.options)[0]
+        pythons = self._choose_pythons(hosts, job.options)
+        pickled, origin = self.take(job)
+        pool = get_pool()
+        links = pool.open(self._client, pythons, Wanted.here(), lambda: None)
+        try:
+            work = Work(
+                job=list_parts(job),
+                pickled=copy(pickled),
+                origin=origin,
+                hosts=[HostFacts(name=each.host, facts=each.facts, devices=each.devices) for each in links],
+                counts=count_ranks(hosts, links, uses_cpu(job.environment)),
+            )
+            data = pickle.PickleBuffer(pickle.dumps(work))
+            links[0].send(DriveOrder(rank=-1, time=time.time(), work=data))
+            driven = _wait_for(links[0], Driven)
+            first = str(links[0].facts.get("address", ""))
+            addresses = [*links[0].facts.get("addresses", ()), "127.0.0.1"]
+            if first and not is_loopback(first):
+                addresses.insert(0, first)
+            for number, link in enumerate(links):
+                order = JoinOrder(
+                    rank=-1,
+                    time=time.time(),
+                    addresses=list(dict.fromkeys(addresses)),
+                    port=driven.port,
+                    token=driven.token,
+                    number=number,
+                )
+                link.send(order)
+            for link in links:
+                _wait_for(link, Joined)
+        finally:
+            for link in links:
+                pool.put(link, is_clean=False)
+        return MirrorFolder(self._client, hosts[0].name, pythons[hosts[0].name], driven.number)
+
+    def open_folder(
+        self, run: str | None, hosts: Sequence[str] | None, python: str | Mapping[str, str] | None
+    ) -> MirrorFolder:
+        """Return the folder of a run that is on the first of some hosts.
+
+        Args:
+            run: its number or name; None is the one that was launched last.
+            hosts: as at the launch; None is what the engine says.
+            python: see `hosts`.
+
+        Raises:
+            LaunchError: the host cannot be reached, or knows nothing of the run.
+        """
+        found, problems = self._find_hosts({"hosts": hosts, "python": python})
+        if problems:
+            raise LaunchError("\n".join(problems))
+        host = found[0].name
+        folder = MirrorFolder(self._client, host, self._choose_pythons(found, {"python": python})[host], run)
+        folder.connect()
+        return folder
+
+    def make_watch(self, folder: Folder, record: RunRecord, deliver: Deliver, control: Control) -> HostWatch:
+        """Return what shows the run."""
+        assert isinstance(folder, MirrorFolder)
+        return HostWatch(folder, record, deliver, control)
+
+    def describe_work(self, job: Job) -> str:
+        """Return how many processes run what, and where."""
+        count = "1 process" if job.local_world_size == 1 else f"{job.local_world_size} processes"
+        hosts: Any = self._hosts or job.options.get("hosts") or ()
+        return f"{job.name} on {count} by {self._client.program}: {', '.join(map(str, hosts))}"
+
+
+def _wait_for(link: Link, kind: type[AnswerT]) -> AnswerT:
+    """Return the answer of a host; LaunchError where it has none."""
+    while not link.lost:
+        wait_readable(link.fileno(), _LOOK_SECONDS)
+        interrupts.obey_interrupt()
+        for event in link.receive():
+            if isinstance(event, kind):
+                if event.problem:
+                    raise LaunchError(f"host {link.host}: {event.problem}")
+                return event
+    raise LaunchError(f"host {link.host}: {link.lost}")

@@ -110,18 +110,18 @@ def test_a_stop_needs_no_room(folder: Folder, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_each_run_has_a_number_and_a_folder_of_its_own(state: Path) -> None:
-    first, second = folders.make_numbered(), folders.make_numbered()
+    first, second = folders.make(), folders.make()
     assert (first.path.name, second.path.name) == ("1", "2")
     assert {os.stat(path).st_mode & 0o777 for path in (state / "runs", first.path)} == {0o700}
     first.remove()
-    third = folders.make_numbered()
+    third = folders.make()
     assert third.number == "3"
     third.remove()
-    assert folders.make_numbered().number == "4", "no number is given twice"
+    assert folders.make().number == "4", "no number is given twice"
     second.path.chmod(0o770)
     with pytest.raises(LaunchError, match="is not yours alone"):
         Folder(second.path)
-    assert [each.path.name for each in folders.list_local()] == ["4"]
+    assert [each.path.name for each in folders.list_all()] == ["4"]
 
 
 def test_the_lock_says_whether_it_lives(folder: Folder) -> None:
@@ -155,7 +155,7 @@ def test_a_machine_that_was_started_again_is_known(folder: Folder) -> None:
 
 
 def test_what_is_over_is_removed_after_a_time(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    living, ended, lost, new = (folders.make_numbered() for _ in range(4))
+    living, ended, lost, new = (folders.make() for _ in range(4))
     for each in (living, ended, lost, new):
         write_told(each)
         each.hold().close()
@@ -172,8 +172,8 @@ def test_what_is_over_is_removed_after_a_time(state: Path, monkeypatch: pytest.M
         "lost",
         "failed",
     ]
-    assert [each.path.name for each in folders.prune()] == ["2", "3"]
-    assert [each.path.name for each in folders.prune(0.0)] == ["4"]
+    assert folders.prune() == ["run 2", "run 3"]
+    assert folders.prune(0.0) == ["run 4"]
     lock.close()
     monkeypatch.setenv(folders.DAYS_VARIABLE, "soon")
     with pytest.raises(LaunchError, match=r"NOTEBOOK_ACCEL_STATE_DAYS='soon': a number of days is needed"):
@@ -181,7 +181,7 @@ def test_what_is_over_is_removed_after_a_time(state: Path, monkeypatch: pytest.M
 
 
 def test_devices_that_living_runs_hold_are_known(state: Path) -> None:
-    living, over, elsewhere = (folders.make_numbered() for _ in range(3))
+    living, over, elsewhere = (folders.make() for _ in range(3))
     write_told(living, name="train", holds=["0", "2"])
     write_told(over, name="train", holds=["1"])
     over.hold().close()
@@ -212,15 +212,36 @@ def test_no_fork_of_its_holder_keeps_the_lock(folder: Folder) -> None:
 
 
 def test_what_is_just_made_is_not_removed(state: Path) -> None:
-    folder = folders.make_numbered()
+    folder = folders.make()
     assert folders.prune(0.0) == [] and folder.path.exists()
 
 
 def test_what_ran_elsewhere_is_kept_a_day(state: Path) -> None:
-    folder = folders.make_numbered()
+    folder = folders.make()
     write_told(folder, host="elsewhere")
     folder.hold().close()
     os.utime(folder.path, (time.time() - 3600, time.time() - 3600))
     assert folders.prune(0.0) == []
     os.utime(folder.path, (time.time() - 90_000, time.time() - 90_000))
-    assert folders.prune(0.0) == [folder] or not folder.path.exists()
+    assert folders.prune(0.0) == ["run 1"]
+
+
+def test_a_job_of_slurm_is_kept_while_it_may_wait(state: Path) -> None:
+    """Its folder gets its number once it is submitted; nobody holds a lock of it."""
+    folder = folders.make(for_job=True)
+    write_told(folder, host="", cluster="red")
+    assert folders.list_all() == []
+    folder.add_metadata(job="4711")
+    (found,) = folders.list_all()
+    assert (found.title, found.cluster, found.path) == ("job 4711", "red", folder.path)
+    assert folders.describe_status(found) == "submitted"
+    writer = Writer(folder.recording, 0)
+    assert folders.describe_status(found) == "running"
+    writer.close(Over(rank=-1, time=1.0))
+    for path in (folder.path, folder.recording.find(0, 0)):
+        os.utime(path, (time.time() - 40 * 86_400,) * 2)
+    assert folders.prune() == [] and folders.describe_status(found) == "submitted", "it may be queued again"
+    folder.note_end("done")
+    os.utime(folder.path, (1.0, 1.0))
+    assert folders.describe_status(found) == "done"
+    assert folders.prune() == [], "it has just ended"

@@ -13,7 +13,6 @@ import pytest
 from notebook_accel.events import Lines
 from notebook_accel.launch.engines.remote.client import CommandClient, Wanted
 from notebook_accel.launch.engines.remote.link import Link
-from notebook_accel.launch.engines.remote.packets import PacketReader
 from notebook_accel.launch.engines.remote.transport import SocketTransport
 from notebook_accel.stream.wire import FrameReader
 
@@ -63,7 +62,7 @@ def test_an_end_is_told_by_who_has_ended(commands: str, told: str) -> None:
         link.close()
 
 
-def test_a_connection_takes_a_part_of_a_packet() -> None:
+def test_a_connection_takes_a_part_of_a_frame() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         theirs = socket.create_connection(listening.getsockname())
         ours, _ = listening.accept()
@@ -72,10 +71,10 @@ def test_a_connection_takes_a_part_of_a_packet() -> None:
         rank=0, time=0.0, stream="stdout", texts=tuple(str(number) * 50 for number in range(20_000))
     )
     theirs.settimeout(30)
-    packets, frames = PacketReader(), FrameReader()
+    frames = FrameReader()
     link = Link(Shell(""), "10.0.0.1", None, SocketTransport(ours), facts={})
     with theirs, contextlib.closing(link):
         link.send(event)
-        while not (received := frames.feed(packets.feed(theirs.recv(999)))):
+        while not (received := frames.feed(theirs.recv(999))):
             link.flush()
     assert received == [event]

@@ -53,7 +53,7 @@ def pool() -> Iterator[Pool]:
     pool.close()
 
 
-@pytest.mark.parametrize("where", ["made", "beating", "waiting", "closing"])
+@pytest.mark.parametrize("where", ["made", "waiting", "closing"])
 def test_an_interrupt_loses_no_client(
     where: str, client: SshClient, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,8 +78,6 @@ def test_an_interrupt_loses_no_client(
     monkeypatch.setattr(pools, "Link", Made)
     if where == "made":
         interrupt(Made, "__init__")
-    elif where == "beating":
-        interrupt(Pool, "_beat_for")
     else:
         interrupt(Pool, "_start")
     if where == "closing":
@@ -98,17 +96,6 @@ def test_what_a_shell_says_in_place_of_a_python_is_told(tmp_path: Path, pool: Po
         pool.borrow(client, {"one": None}, WANTED),
     ):
         raise AssertionError("no host is there")
-
-
-def test_a_process_that_beats_is_replaced_where_it_was_killed(client: SshClient, pool: Pool) -> None:
-    pool._start(client, "one", None, WANTED)
-    before, heart = pool._beating, pool._heart
-    assert before is not None and heart is not None
-    before.kill()
-    before.wait()
-    pool._start(client, "two", None, WANTED)
-    assert pool._beating is not None and pool._beating.poll() is None and pool._beating is not before
-    assert heart.fileno() == -1
 
 
 @pytest.fixture
@@ -185,7 +172,7 @@ def test_an_ended_connection_to_a_host_that_nobody_uses_is_waited_for(client: Ss
     with pytest.raises(LaunchError), pool.borrow(SshClient(("false",)), {"two": None}, WANTED):
         raise AssertionError("no host is there")
     assert not psutil.pid_exists(find_pid(link))
-    assert pool._beating is None, "no host is left to which somebody has to say that this process lives"
+    assert pool._keeping_alive is None, "no host is left to which somebody has to say that this process lives"
 
 
 def test_a_connection_whose_answer_is_on_its_way_is_not_kept(client: SshClient, pool: Pool) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from notebook_accel.errors import LaunchError
-from notebook_accel.launch.engines.remote.client import NO_PACKAGE, Wanted
+from notebook_accel.launch.engines.remote.client import Wanted
 from notebook_accel.launch.engines.slurm import allocation, command, engine
 from notebook_accel.launch.engines.slurm.command import JobState
 from notebook_accel.launch.engines.slurm.submission import Wish
@@ -75,7 +75,7 @@ class FakePool:
 
 
 def make_nodes(
-    monkeypatch: pytest.MonkeyPatch, states: list[JobState], pool: type[FakePool], python: str | None
+    monkeypatch: pytest.MonkeyPatch, states: list[JobState], pool: type[FakePool] = FakePool
 ) -> allocation.SlurmNodes:
     """Return the nodes of a job; SLURM says one of the states at each question, and the last one again and again."""
     monkeypatch.setattr(
@@ -86,30 +86,14 @@ def make_nodes(
     monkeypatch.setattr(allocation, "get_pool", pool)
     monkeypatch.setattr(allocation.submission, "cancel", lambda job_id: None)
     monkeypatch.setattr(allocation.submission, "submit", lambda *_: ("3", None))
-    is_requeued = python is None
-    wish = Wish(num_nodes=1, ranks_per_node=1, options={}, python=python, is_requeued=is_requeued, name="f")
+    wish = Wish(num_nodes=1, ranks_per_node=1, options={}, python=None, is_requeued=True, name="f")
     return allocation.SlurmNodes(wish, "", 0.0, Wanted.here(), use_cpu=True)
-
-
-def test_a_job_that_ends_before_its_steps_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job's own process may find no Python, and end, before a step has begun to look for one."""
-    states = [JobState(job_id="3", state="RUNNING", node_list="n1")]
-    states.append(JobState(job_id="3", state="FAILED", exit_code=str(NO_PACKAGE)))
-
-    class Pool(FakePool):
-        def open(self, *_: Any) -> list[Any]:
-            raise LaunchError("node n1: srun ended with code 1 (srun: error: Slurm job 3 has expired)")
-
-    nodes = make_nodes(monkeypatch, states, Pool, "/no/python")
-    with pytest.raises(LaunchError, match="there is no /no/python: name the right one") as raised:
-        nodes.open(lambda text: None)
-    assert "before the ranks began: FAILED" in str(raised.value), "not again: it was the first attempt"
 
 
 def make_running_nodes(monkeypatch: pytest.MonkeyPatch, *later: JobState) -> allocation.SlurmNodes:
     """Return the nodes of a job whose ranks have run, and of which SLURM says this from now on."""
     states = [JobState(job_id="3", state="RUNNING", node_list="n1")]
-    nodes = make_nodes(monkeypatch, states, FakePool, None)
+    nodes = make_nodes(monkeypatch, states)
     assert nodes.open(lambda text: None) == []
     states[:] = later
     return nodes
@@ -131,7 +115,7 @@ def test_a_job_whose_time_is_nearly_over_is_none_for_the_next_launch(
         def keep(self, key: object, kept: object) -> None:
             resting.append(kept)
 
-    nodes = make_nodes(monkeypatch, [state], Pool, None)
+    nodes = make_nodes(monkeypatch, [state], Pool)
     nodes._notice, nodes._keep = 60.0, 100.0
     nodes.open(lambda text: None)
     assert nodes.allocation is not None and nodes.allocation.job_id == ("2" if is_taken else "3")
@@ -166,7 +150,7 @@ def test_a_job_is_withdrawn_only_where_its_ranks_have_never_run(monkeypatch: pyt
     def interrupt(text: str) -> None:
         raise KeyboardInterrupt
 
-    nodes = make_nodes(monkeypatch, [waiting], FakePool, None)
+    nodes = make_nodes(monkeypatch, [waiting])
     with pytest.raises(KeyboardInterrupt):
         nodes.open(interrupt)
     assert (nodes.withdrawn, nodes.job_id) == ("3", "3")

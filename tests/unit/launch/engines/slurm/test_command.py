@@ -68,7 +68,13 @@ def test_what_a_job_says() -> None:
 def test_the_name_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "Configuration data as of now\nClusterName             = red\nCommunicationParameters = (null)\n"
     monkeypatch.setattr(command, "ask", lambda *_, **__: text)
-    assert command.find_cluster(lambda: None) == "red"
+    assert command.find_cluster() == "red"
+
+    def fail(*_: object, **__: object) -> str:
+        raise LaunchError("unable to contact slurmctld")
+
+    monkeypatch.setattr(command, "ask", fail)
+    assert command.find_cluster() == ""
 
 
 @pytest.mark.parametrize(

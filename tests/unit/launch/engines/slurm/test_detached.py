@@ -11,10 +11,10 @@ import pytest
 
 from notebook_accel.events import Event, Lines, Notice
 from notebook_accel.launch.engines.base import Outcome
+from notebook_accel.launch.engines.detached.folder import Folder
 from notebook_accel.launch.engines.detached.recording import Over, Writer
 from notebook_accel.launch.engines.slurm import command, detached
 from notebook_accel.launch.engines.slurm.command import JobState
-from notebook_accel.launch.engines.slurm.job_folder import JobFolder
 from notebook_accel.launch.supervise.control import Control
 from notebook_accel.stream.record import RunRecord
 
@@ -23,13 +23,16 @@ LINE = Lines(rank=0, time=LONG_AGO, stream="stdout", texts=("a",))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> JobFolder:
-    tmp_path.chmod(0o700)
-    return JobFolder(tmp_path)
+def folder(tmp_path: Path) -> Folder:
+    path = tmp_path / "job-0"
+    path.mkdir(mode=0o700)
+    folder = Folder(path)
+    folder.add_metadata(job="7")
+    return folder
 
 
 @pytest.fixture
-def writer(folder: JobFolder) -> Iterator[Writer]:
+def writer(folder: Folder) -> Iterator[Writer]:
     """What a job writes with that has written a line."""
     writer = Writer(folder.recording, 0)
     writer.write([LINE])
@@ -37,10 +40,10 @@ def writer(folder: JobFolder) -> Iterator[Writer]:
     os.close(writer._file)
 
 
-def watch(state: JobState, folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, list[str]]:
+def watch(state: JobState, folder: Folder, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, list[str]]:
     told: list[Event] = []
     monkeypatch.setattr(command, "look", lambda job_id, check: state)
-    outcome = detached.JobWatch("7", folder, RunRecord(), told.extend, Control()).run()
+    outcome = detached.JobWatch(folder, RunRecord(), told.extend, Control()).run()
     return outcome, [event.text for event in told if isinstance(event, Notice)]
 
 
@@ -52,7 +55,7 @@ def watch(state: JobState, folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_a_job_that_ended_long_ago_without_a_word(
-    state: JobState, ended: float, folder: JobFolder, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    state: JobState, ended: float, folder: Folder, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has written is there, so nothing is waited for, and its time does not grow."""
     monkeypatch.setattr(detached, "_LAST_SECONDS", 1000.0)
@@ -62,7 +65,7 @@ def test_a_job_that_ended_long_ago_without_a_word(
 
 
 def test_the_last_words_of_a_job_that_has_just_ended_are_waited_for(
-    folder: JobFolder, writer: Writer, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, writer: Writer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(detached, "_LAST_SECONDS", 3.0)
     began, end = time.monotonic(), time.time() + 3600  # still fresh where this process stands still for long
@@ -72,7 +75,7 @@ def test_the_last_words_of_a_job_that_has_just_ended_are_waited_for(
 
 
 def test_a_job_that_said_that_it_is_ended_has_no_last_words(
-    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = Writer(folder.recording, 0)
     writer.write([LINE])
@@ -84,7 +87,7 @@ def test_a_job_that_said_that_it_is_ended_has_no_last_words(
 
 
 def test_a_run_that_was_seen_going_on_is_said_to_be_over(
-    folder: JobFolder, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = Writer(folder.recording, 0)
     writer.write([LINE])
@@ -96,7 +99,7 @@ def test_a_run_that_was_seen_going_on_is_said_to_be_over(
 
     told: list[Event] = []
     monkeypatch.setattr(command, "look", look)
-    outcome = detached.JobWatch("7", folder, RunRecord(), told.extend, Control()).run()
+    outcome = detached.JobWatch(folder, RunRecord(), told.extend, Control()).run()
     assert outcome.ended == LONG_AGO + 1 and outcome.error is None
     assert [event.text for event in told if isinstance(event, Notice)] == [
         "Job 7: RUNNING on n1. It goes on without this notebook: notebook_accel.attach(7) shows it again.",

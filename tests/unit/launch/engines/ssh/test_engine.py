@@ -16,7 +16,7 @@ import torch
 
 from notebook_accel import notebook_launcher, runtime
 from notebook_accel.errors import WorkerKilledError
-from notebook_accel.launch.engines.remote import packets
+from notebook_accel.launch.engines.remote import link as links
 from notebook_accel.launch.engines.ssh.engine import SshEngine
 
 CLIENT = """#!/bin/sh
@@ -32,7 +32,7 @@ CPU = {"ACCELERATE_USE_CPU": "true"}
 @pytest.fixture
 def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SshEngine]:
     """An engine with two hosts that are this machine."""
-    monkeypatch.setattr(packets, "SILENCE_SECONDS", 60.0)  # they may be busy
+    monkeypatch.setattr(links, "SILENCE_SECONDS", 60.0)  # they may be busy
     client = tmp_path / "ssh"
     client.write_text(CLIENT)
     client.chmod(0o755)
