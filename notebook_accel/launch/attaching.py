@@ -51,7 +51,11 @@ def _find(run: str | None, options: Mapping[str, Any]) -> tuple[Job, Engine, Sta
     hosts, python, engine = (options[name] for name in ("hosts", "python", "engine"))
     folder = _open_folder(run, hosts, python, engine) if hosts or engine else _find_folder(run)
     folder.install_cells()
-    recorded = folder.read_job()
+    try:
+        recorded = folder.read_job()
+    except LaunchError:
+        folder.close()
+        raise
     watched = replace(
         recorded,
         background=not options["block"],

@@ -15,7 +15,6 @@ _PURPOSE: Final = "ranks"
 _PROOF_SECONDS: Final = 10.0
 _MAX_PENDING: Final = 256
 """Connections without a proof, besides one of each rank. Beyond it the oldest one makes room."""
-KEEPALIVE: Final = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
 
 
 def connect(endpoint: tuple[str, int], token: bytes, rank: int, timeout: float) -> socket.socket:
@@ -35,17 +34,33 @@ def connect(endpoint: tuple[str, int], token: bytes, rank: int, timeout: float) 
     return connection
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """Let the system notice within about half a minute that the other machine is down; send small frames at once.
+def keep_alive(
+    connection: socket.socket, idle: int = 15, interval: int = 5, count: int = 4, *, is_silent: bool = False
+) -> None:
+    """Let the system notice, by default within 35 s, that the other machine is down; send small frames at once.
 
     Args:
         connection: of TCP.
+        idle: seconds of silence before the first question.
+        interval: seconds between two questions.
+        count: of questions without an answer, after which the connection ends.
+        is_silent: whether nothing is sent by it; else a limit is set for what is sent, too, which would count in place
+            of the questions.
     """
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
+    limit = 0 if is_silent else idle + interval * count
+    values = {
+        "TCP_NODELAY": 1,
+        "TCP_KEEPIDLE": idle,
+        "TCP_KEEPALIVE": idle,
+        "TCP_KEEPINTVL": interval,
+        "TCP_KEEPCNT": count,
+        "TCP_USER_TIMEOUT": limit * 1000,  # nothing is asked while sent bytes wait for their answer
+    }
+    for name, value in values.items():
         if hasattr(socket, name):  # not on every system
-            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+            with contextlib.suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 @dataclass(eq=False)

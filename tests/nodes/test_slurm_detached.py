@@ -350,7 +350,7 @@ def test_a_job_that_can_write_nothing_is_told(
     kernel: Kernel, idle: SlurmCluster, tmp_path: Path, jobs_folder: Path
 ) -> None:
     kernel.run(
-        f"detached._SILENT_SECONDS = 12.0\nrun = launch(train, {str(tmp_path)!r}, 4, block=False)",
+        f"detached.SILENT_SECONDS = 12.0\nrun = launch(train, {str(tmp_path)!r}, 4, block=False)",
         timeout=PATIENCE,
     ).ok()
     wait_for_ranks(tmp_path)

@@ -7,11 +7,13 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.nodes.ends import CUT_SECONDS, assert_gone, assert_in_time, read_pids
 from tests.nodes.ssh_hosts import KEEPS, SshHosts
 from tests.notebooks.kernel import Kernel, prepare_kernel, wait_until
 from tests.notebooks.test_detached import list_drivers
@@ -35,14 +37,14 @@ HOSTS = ["node1", "root@node2"]
 def launch(function, *args, **more):
     return notebook_launcher(function, args, hosts=HOSTS, **{"detach": True, "view": "text", **more})
 
-def train(folder, steps=4):
+def train(folder, steps=4, weights=None):
     accelerator = Accelerator()
     rank = accelerator.process_index
     for step in range(steps):
         print(f"step {step} of rank {rank}", flush=True)
         print_metrics(loss=1.0 / (step + 1))
         if step == 1:
-            Path(folder, f"began{rank}").touch()
+            Path(folder, f"began{rank}").write_text(str(os.getpid()))
             while not Path(folder, "go").exists() and not accelerator.should_stop:
                 time.sleep(0.05)
         if accelerator.should_stop:
@@ -107,7 +109,7 @@ def test_a_run_is_left_and_stopped_from_elsewhere(hosts: SshHosts, kernel: Kerne
         wait_for_ranks(tmp_path)
         kernel.interrupt()
 
-    code = f"print('go', flush=True)\nlaunch(train, {str(tmp_path)!r})"
+    code = f"print('go', flush=True)\nlaunch(train, {str(tmp_path)!r}, 4, torch.ones(5_000_000))"
     cell = kernel.run(code, timeout=PATIENCE, during=interrupt)
     assert cell.error is not None and cell.error[0] == "KeyboardInterrupt"
     assert re.search(
@@ -141,6 +143,24 @@ def test_a_run_whose_process_is_killed_is_lost(hosts: SshHosts, kernel: Kernel, 
     )
 
 
+def test_a_host_that_is_cut_off_is_named(hosts: SshHosts, kernel: Kernel, tmp_path: Path) -> None:
+    kernel.run(f"run = launch(train, {str(tmp_path)!r}, block=False, max_restarts=1)", timeout=PATIENCE).ok()
+    wait_for_ranks(tmp_path)
+    try:
+        hosts.network.cut(2, up=False)
+        since = time.monotonic()
+        cell = kernel.run("run.wait()\nrun.status, str(run.failure)", timeout=PATIENCE).ok()
+        status, error = ast.literal_eval(cell.value)
+        assert_in_time(since)
+        assert status == "failed" and "a detached run cannot connect again to root@node2" in error, error
+        assert (
+            "rank 1 (on root@node2" in error and "is lost: host root@node2: nothing has come from it" in error
+        )
+        assert_gone(read_pids(tmp_path / "began1"), since, 2 * CUT_SECONDS)
+    finally:
+        hosts.network.cut(2, up=True)
+
+
 def test_an_error_has_the_lines_of_its_cell(kernel: Kernel) -> None:
     cell = kernel.run(
         """
@@ -156,6 +176,28 @@ def test_an_error_has_the_lines_of_its_cell(kernel: Kernel) -> None:
     )
     assert cell.error == ("KeyError", "'key'") and 'wrong["key"]  # the line' in cell.traceback
     assert re.search(r"rank 1 \(on root@node2, process \d+\) raised this after \d+\.\d s", cell.told)
+
+
+def test_much_output_and_a_large_value(kernel: Kernel) -> None:
+    """What a run has said lies in several files on its host, and values beside them."""
+    cell = kernel.run(
+        """
+        def talk():
+            for number in range(300_000):
+                print(f"line {number} {'x' * 90}")
+            return torch.full((10_000_000,), 7.0)
+
+        run = launch(talk, name="talk", output="none", block=False, view="none")
+        run.wait()
+        again = attach("talk", hosts=HOSTS, output="none", block=False, view="none")
+        began = time.monotonic()
+        again.wait()
+        said = [int(line.split()[1]) for line in again.lines(1) if line.startswith("line ")]
+        [each.result().sum().item() for each in (run, again)], said[-1], said == sorted(said), again.status
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    assert ast.literal_eval(cell.value) == ([7e7, 7e7], 299_999, True, "done")
 
 
 def test_what_cannot_be_attached_to_or_joined(hosts: SshHosts, kernel: Kernel) -> None:

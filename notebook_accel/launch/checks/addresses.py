@@ -119,6 +119,11 @@ def listen_for_nodes(host: str, port: int = 0) -> socket.socket:
     """
     if is_loopback(choose_listen_address(host)) or (is_address(host) and not find_listen_problem(host, 0)):
         return listen(host, port)
+    return listen_everywhere(port)
+
+
+def listen_everywhere(port: int = 0) -> socket.socket:
+    """Open a socket that listens at all addresses of this machine, of IPv4 and IPv6; 0 is any free port."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     return socket.create_server(("", port), backlog=_BACKLOG)

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from torch.distributed import TCPStore
 
 from ... import collector, interrupts
+from ...stream.logs import make_folder
 from ...stream.record import RunRecord
 from ...topology import Topology
 from ..agent.parent_state import ParentState
@@ -80,6 +81,8 @@ class LocalEngine(GroupEngine[Plan], DetachingEngine):
 
     def detach(self, job: Job, record: RunRecord) -> Folder:
         """Start the process that runs a job without this one."""
+        if job.log_dir is not None:
+            make_folder(job.log_dir)  # another process writes there: what is wrong is told now
         with self.plan(job) as plan:
             return detached.start_driver(job, plan.payload, plan.parent_state)
 

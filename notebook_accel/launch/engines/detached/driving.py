@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Final
 
+from ....config.argument_checks import parse_port
 from ....events import Event
-from ....stream.logs import LogFiles
+from ....stream.logs import LogFiles, make_folder
 from ....stream.record import RunRecord
-from ...job import Job
+from ...job import Job, Rendezvous
 from ...supervise.control import Control
 from ...transfer import failures
-from ..base import Outcome
+from ..base import Engine, Outcome
 from .folder import Folder
 from .recording import Over, Writer
+
+_LOOK_SECONDS: Final = 0.2
+_GRACE: Final = 30.0  # where a signal says that the run is to stop, and the folder not yet
 
 
 class Driver:
@@ -23,17 +29,27 @@ class Driver:
     Args:
         folder: of the run.
         look_seconds: between two looks whether somebody has asked the run to stop.
-        grace: seconds that ranks have where a signal says so, and the folder not yet.
         start: how often the run was started before.
     """
 
-    def __init__(self, folder: Folder, look_seconds: float, *, grace: float, start: int = 0) -> None:
+    def __init__(self, folder: Folder, look_seconds: float = _LOOK_SECONDS, start: int = 0) -> None:
         self.folder, self.control, self.record = folder, Control(), RunRecord()
         self._writer = Writer(folder.recording, start)
         self._logs: list[LogFiles] = []
-        self._look_seconds, self._default_grace = look_seconds, grace
+        self._look_seconds = look_seconds
         self._is_asked, self._looked = False, time.monotonic()
         self._grace: float | None = None
+
+    def run(self, engine: Engine) -> str:
+        """Run the job by an engine, to its end, and write that; return it as a word."""
+
+        def run(job: Job) -> Outcome:
+            port = parse_port(job.options["use_port"]) or 0
+            job = replace(job, background=True, quiet=True, rendezvous=Rendezvous(port=port))
+            return engine.run(job, self.record, self.deliver, self.control)
+
+        signal.signal(signal.SIGTERM, self.note_stop_signal)
+        return self.close(self.drive(run))
 
     def note_stop_signal(self, signum: int, frame: Any) -> None:
         """Look at once: somebody has just asked."""
@@ -48,6 +64,7 @@ class Driver:
         try:
             job = self.folder.read_job()
             if job.log_dir is not None:
+                make_folder(job.log_dir)
                 self._logs.append(LogFiles(job.log_dir, job.name))
             outcome = run(job)
         except BaseException as error:
@@ -76,7 +93,7 @@ class Driver:
             return
         grace = self.folder.read_stop()
         if grace is None and self._is_asked:  # it is not seen here yet
-            grace = self._default_grace
+            grace = _GRACE
         self._is_asked, self._looked = False, now
         if grace is not None and (self._grace is None or grace < self._grace):
             self._grace = grace

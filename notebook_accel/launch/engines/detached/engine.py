@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from .... import interrupts
 from ....events import Notice, Phase
-from ....stream.logs import make_folder
 from ....stream.record import RunRecord
 from ...durations import format_duration
 from ...job import Job
@@ -52,8 +51,6 @@ class DetachingEngine(Engine):
     def run_detached(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Start a run, or take up one that was left, and show it to its end; see `Engine.run`."""
         if job.attached is None:
-            if job.log_dir is not None:
-                make_folder(job.log_dir)  # another process writes there: what is wrong is told now
             try:
                 with interrupts.delay_interrupt():  # a run that nobody knows could not be found again
                     self._folder = folder = self.detach(job, record)
@@ -66,6 +63,7 @@ class DetachingEngine(Engine):
             notes.insert(0, folder.describe_detached())
         else:
             self._folder = folder = job.attached
+            folder.open()
             title, since = folder.title, format_duration(time.time() - folder.launched)
             text, notes = (
                 f"{title[0].upper()}{title[1:]}: {self.describe_work(job)}, launched {since} ago.",

@@ -18,7 +18,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from .... import environ, probes
 from .... import events as event_classes
@@ -26,7 +26,7 @@ from ....errors import LaunchError
 from ... import descriptors
 from ...job import Job
 from ...transfer import cell_sources
-from .recording import Alive, Left, Over, Recording, Snapshot, Stored
+from .recording import Alive, Left, Over, Reader, Recording, Snapshot, Stored
 
 VARIABLE: Final = "NOTEBOOK_ACCEL_STATE"
 DAYS_VARIABLE: Final = "NOTEBOOK_ACCEL_STATE_DAYS"
@@ -43,6 +43,17 @@ _LAST, _JOB_PREFIX = "last", "job-"
 _LOG_LINES: Final = 20
 _HEARD_SECONDS: Final = 60.0  # six times as long as a run is ever silent
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class EventReader(Protocol):
+    """Reads the events of a run while they are written."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was written."""
+
+    def read_events(self) -> list[event_classes.Event]:
+        """Return the next events, none where there are no new ones; see `Reader`."""
 
 
 class Lock:
@@ -90,6 +101,22 @@ class Folder:
         others = stat.S_IWGRP | stat.S_IWOTH
         if found.st_uid != os.getuid() or found.st_mode & others:
             raise LaunchError(f"{path} is not yours alone, and what is in it would be run: nothing is read")
+
+    def open(self) -> None:
+        """Make its events readable."""
+        return
+
+    def close(self) -> None:
+        """Nobody reads its events any more."""
+        return
+
+    def wait(self, seconds: float) -> None:
+        """Wait for more events."""
+        time.sleep(seconds)
+
+    def make_reader(self) -> EventReader:
+        """Return what reads its events, from the first one on."""
+        return Reader(recording=self.recording)
 
     @property
     def number(self) -> str:
@@ -145,7 +172,7 @@ class Folder:
         """
         launched = time.time()
         options = {**job.options, "engine": job.engine, LAUNCHED: launched, "detach": False}
-        log_dir = None if job.log_dir is None else os.path.abspath(job.log_dir)
+        log_dir = None if job.log_dir is None else os.path.abspath(os.path.expanduser(job.log_dir))
         parts = list_parts(replace(job, options=options, log_dir=log_dir))
         found = {"name": job.name, "processes": job.local_world_size, "holds": list(job.holds)}
         self._replace(TOLD, {**_describe_format(), LAUNCHED: launched, **found, **told})
@@ -412,14 +439,19 @@ def _read_last(root: Path) -> int:
     return 0
 
 
-def list_all() -> list[Folder]:
-    """Return the folders of all runs that were launched with `detach=True`; the oldest first."""
+def _list_folders() -> list[Folder]:
+    """Return all folders of runs, the oldest first; one of a job that was never submitted, too."""
     found: list[Folder] = []
     for path in _find_root().glob("*"):
         if path.name.isdecimal() or path.name.startswith(_JOB_PREFIX):
             with contextlib.suppress(LaunchError):  # it is just being removed, or others may write into it
                 found.append(Folder(path))
-    return sorted((each for each in found if each.number), key=lambda each: (each.launched, int(each.number)))
+    return sorted(found, key=lambda each: (each.launched, int(each.number or 0)))
+
+
+def list_all() -> list[Folder]:
+    """Return the folders of all runs that were launched with `detach=True`; the oldest first."""
+    return [each for each in _list_folders() if each.number]
 
 
 def describe_status(folder: Folder) -> str:
@@ -453,7 +485,7 @@ def prune(days: float | None = None) -> list[str]:
     if days is None:
         days = _read_days()
     removed: list[str] = []
-    for folder in list_all():
+    for folder in _list_folders():
         end = folder.read_end()
         last = folder.find_last_write() if end is None else end[1]
         least = days if folder.is_local else max(days, _QUEUE_DAYS if folder.job_id and end is None else 1.0)

@@ -368,7 +368,7 @@ class Reader:
         """Whether anything was written."""
         return self._place[0] >= 0
 
-    def read(self) -> list[Event]:
+    def read_events(self) -> list[Event]:
         """Return the next events, none where there are no new ones; of all starts, one after the other.
 
         Raises:

@@ -18,7 +18,7 @@ from ...transfer import failures
 from ..attempts import make_outcome
 from ..base import Outcome
 from .folder import Folder
-from .recording import Alive, Left, Over, Reader
+from .recording import Alive, Left, Over
 
 _READ_SECONDS: Final = 0.1
 SILENT_SECONDS: Final = 60.0
@@ -41,7 +41,7 @@ class Watch(ABC):
 
     def __init__(self, folder: Folder, record: RunRecord, deliver: Deliver, control: Control) -> None:
         self._folder = folder
-        self._reader = Reader(recording=folder.recording)
+        self._reader = folder.make_reader()
         self._record, self._deliver, self._control = record, deliver, control
         self._heard = time.monotonic()
         self._said = 0.0  # when the last event was, by the clock of its node
@@ -70,10 +70,6 @@ class Watch(ABC):
         """Note that the run has told its end."""
         return
 
-    def begin(self) -> None:
-        """Make the files of the run readable here."""
-        return
-
     def note_begin(self) -> None:
         """Note that the driver has written for the first time."""
         return
@@ -85,7 +81,7 @@ class Watch(ABC):
             KeyboardInterrupt: the cell was interrupted; the run goes on.
         """
         try:
-            self.begin()
+            self._folder.open()
             while True:
                 has_come = self.pass_on()
                 self._is_up_to_date |= not has_come
@@ -93,7 +89,7 @@ class Watch(ABC):
                 if not has_come:
                     if (outcome := self.look()) is not None:
                         return outcome
-                    time.sleep(_READ_SECONDS)
+                    self._folder.wait(_READ_SECONDS)
         except _EndRead:
             if self._over is None:
                 return Outcome(error=LaunchError(self._damage))
@@ -108,7 +104,7 @@ class Watch(ABC):
         """Show what the run has said next; return whether there was something."""
         had_begun = self._reader.has_begun
         try:
-            events = self._reader.read()
+            events = self._reader.read_events()
         except FrameError as error:
             events = list(error.events)
             self._damage = f"what {self._folder.title} has written in {self._folder.path} is damaged: {error}"

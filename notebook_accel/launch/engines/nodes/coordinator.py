@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from ....stream.listener import keep_alive
 from ....trust import proof
 from ....trust.plain import MalformedError
 from ....trust.proof import Challenge, Session
@@ -207,7 +208,7 @@ class Coordinator:
             if first.kind == "pulse":
                 await self._wait_for_silence(peer, str(first.value), reader)
                 return
-            messages.keep_alive(writer.get_extra_info("socket"))
+            keep_alive(writer.get_extra_info("socket"))
             self._peers.append(peer)
             self._take(peer, first)
             while True:

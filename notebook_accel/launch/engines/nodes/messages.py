@@ -18,6 +18,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from ....events import Buffer, as_bytes
+from ....stream.listener import keep_alive
 from ....trust import plain, proof
 from ....trust.plain import MalformedError
 from ....trust.proof import REPLY_BYTES, Session
@@ -25,7 +26,7 @@ from ... import descriptors
 from ...supervise.stop_agreement import Questions
 from .node_info import NodeInfo, Roster
 from .outcomes import NodeOutcome, RestartCause
-from .pulse import Pulse, set_keep_alive
+from .pulse import Pulse
 
 PURPOSE: Final = "nodes"
 _HEAD: Final = struct.Struct("<I")
@@ -34,8 +35,6 @@ _MAX_PARTS: Final = 1 << 20
 _RECEIVE: Final = 1 << 20
 _MAX_UNHEARD: Final = 1 << 26  # bytes
 _LEAST_BYTES: Final = 1_000  # of the objects of a message
-_SILENT_SECONDS: Final = 35
-"""After which a peer that takes nothing of what is sent to it is lost; a `pulse` tells of a cut network before that."""
 
 MessageKind = Literal[
     # from a node
@@ -189,15 +188,6 @@ async def read(
             size = parsing.send(data)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-
-
-def keep_alive(connection: socket.socket) -> None:
-    """Have the system notice within about half a minute that the peer's machine is gone."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    set_keep_alive(connection, idle=15, interval=5, count=4)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_SECONDS * 1000)
 
 
 class CoordinatorConnection:

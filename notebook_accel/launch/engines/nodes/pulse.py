@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
+from ....stream.listener import keep_alive
 from ... import descriptors
 
 _PROBE_SECONDS: Final = 1
@@ -23,24 +24,7 @@ _PEER_ENDS: Final = (errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED)
 
 def watch_network(connection: socket.socket) -> None:
     """Have the system end a silent connection thirteen seconds after the last answer of the other machine."""
-    set_keep_alive(connection, _PROBE_SECONDS, _PROBE_SECONDS, _PROBES)
-
-
-def set_keep_alive(connection: socket.socket, idle: int, interval: int, count: int) -> None:
-    """Have the system ask whether the other machine of a connection is there.
-
-    Args:
-        connection: of TCP.
-        idle: seconds of silence before the first question.
-        interval: seconds between two questions.
-        count: of questions without an answer, after which the connection ends.
-    """
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    values = {"TCP_KEEPIDLE": idle, "TCP_KEEPALIVE": idle, "TCP_KEEPINTVL": interval, "TCP_KEEPCNT": count}
-    for name, value in values.items():
-        if hasattr(socket, name):
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    keep_alive(connection, _PROBE_SECONDS, _PROBE_SECONDS, _PROBES, is_silent=True)
 
 
 def is_cut_off(error: OSError) -> bool:

@@ -70,7 +70,7 @@ class RankActor:
             except OSError as error:
                 return error.strerror or str(error)
             with connection:
-                channel = Channel(connection.fileno(), connection.fileno(), has_beats=False)
+                channel = Channel(connection.fileno(), connection.fileno(), expects_news=False)
                 server = agent.HostServer(
                     channel, self._path, self._with_ipython, math.inf, agent=self._agent, payload=payload
                 )

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final
 
 import psutil
@@ -38,7 +39,8 @@ from ...checks import addresses
 from ...leftovers import LONGEST_SECONDS
 from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle
-from ..detached.folder import Folder, list_all
+from ..detached.folder import CELLS, JOB, Folder, list_all
+from ..detached.recording import Reader
 from .channel import Channel
 from .messages import (
     Assigned,
@@ -57,19 +59,20 @@ from .messages import (
     PrepareOrder,
     Reached,
     ReachOrder,
+    Standing,
     Watched,
     WatchOrder,
 )
 from .rank_process import THREADS, RankProcess, find_interface, name_machine, read_own_variables, start_agent
 from .reaching import Reach, drop_connections
-from .relay import Relay
-from .sender import Sender
+from .relay import Relay, wrap_buffers
 
 _LAST_SECONDS: Final = LONGEST_SECONDS + 1.0
 _FIRST_SECONDS: Final = 60.0  # that an agent waits at least for its first run
 _LOOK_SECONDS: Final = 1.0
 _FILE_SECONDS: Final = 0.1  # between two looks at the files of a run that is watched
 _JOIN_SECONDS: Final = 3.0
+_ANSWER_BYTES: Final = 1 << 16
 _DRIVER: Final = "notebook_accel.launch.engines.remote.driver"
 _ACCELERATORS: Final = (
     "/dev/nvidia[0-9]*",
@@ -185,18 +188,20 @@ class HostServer:
         self._idle_since = time.monotonic()
         self._counting: subprocess.Popen[str] | None = None
         self._watched: Folder | None = None
-        self._sender: Sender | None = None
+        self._reader: Reader | None = None
+        self._reading: Future[list[Event]] | None = None
+        self._is_held = True
+        self._thread = ThreadPoolExecutor(1)  # the keep-alive goes on while a large value is read
 
     def run(self) -> None:
         """Serve until the notebook is gone or has no use for this host any more."""
         try:
             while not (self._relay.has_lost_notebook or self._is_superfluous()):
-                self._relay.step(_LOOK_SECONDS if self._sender is None else _FILE_SECONDS)
+                self._relay.step(_LOOK_SECONDS if self._watched is None else _FILE_SECONDS)
                 self._answer()
-                if self._sender is not None:
-                    self._send(*self._sender.read())
+                self._send_recorded()
                 with contextlib.suppress(OSError):
-                    self._channel.beat()
+                    self._channel.keep_alive()
         finally:
             self._end()
 
@@ -208,7 +213,7 @@ class HostServer:
     def _is_superfluous(self) -> bool:
         if self._is_leaving:
             return True
-        if self._relay.is_busy or self._assigned or self._listening is not None or self._sender is not None:
+        if self._relay.is_busy or self._assigned or self._listening is not None or self._watched is not None:
             self._idle_since = time.monotonic()
         seconds = self._warm_seconds if self._has_run else max(self._warm_seconds, _FIRST_SECONDS)
         return time.monotonic() - self._idle_since > seconds
@@ -330,15 +335,16 @@ class HostServer:
         """Start the process; its answer is passed on."""
         ours, theirs = socket.socketpair()
         variables = finder.complete_variables(read_own_variables())
-        with theirs, open(os.devnull, "r+b") as nowhere:
-            fds = [theirs.fileno(), nowhere.fileno(), nowhere.fileno(), theirs.fileno()]
+        work = SharedPickle(Pickled(data=bytes(order.work), buffers=[]))
+        with theirs, contextlib.closing(work), open(os.devnull, "r+b") as nowhere:
+            fds = [theirs.fileno(), nowhere.fileno(), nowhere.fileno(), theirs.fileno(), *work.filenos()]
             worker_order = WorkerOrder(
                 rank=0,
                 environment=variables,
                 directory=os.sep,
                 limits=Limits.capture(),
                 imports=ImportOrder(modules=Modules(versions={}), environment=variables, path=self._path),
-                work=pickle.dumps(Program(module=_DRIVER, arguments=[bytes(order.work)])),
+                work=pickle.dumps(Program(module=_DRIVER, arguments=[work.layout])),
                 num_fds=len(fds) + 2,
                 outlives=True,
             )
@@ -348,7 +354,7 @@ class HostServer:
         def look() -> None:
             if not wait_readable(ours.fileno(), 0.0):
                 return
-            data = ours.recv(1 << 16)
+            data = ours.recv(_ANSWER_BYTES)
             answers.extend(reader.feed(data))
             if not data:
                 self._relay.unwatch(ours.fileno())
@@ -368,24 +374,56 @@ class HostServer:
                 break
             except OSError as error:
                 problem = f"it cannot connect to {address}:{order.port} ({error.strerror or error})"
-                self._channel.beat()
+                self._channel.keep_alive()
         else:
             self._send(Joined(rank=-1, time=time.time(), problem=problem))
             return
         self._send(Joined(rank=-1, time=time.time()))
         fd = connection.detach()
-        self._channel = self._relay.replace_channel(Channel(fd, fd, has_beats=False))
+        self._channel = self._relay.replace_channel(Channel(fd, fd, expects_news=False))
 
     def _watch(self, order: WatchOrder) -> None:
-        """Send the files of a run from now on."""
-        found = [each for each in list_all() if order.run in (None, each.number, each.name)]
-        if found:
-            self._watched = found[-1]
-            self._sender = Sender(found[-1])
-            self._send(Watched(rank=-1, time=time.time(), number=found[-1].number))
-        else:
-            problem = f"no run {order.run or ''} is known there".replace("  ", " ")
+        """Send the events of a run from now on."""
+        runs = [each for each in list_all() if not each.job_id]
+        found = [each for each in runs if order.run in (None, each.number, each.name)]
+        if not found:
+            problem = f"no run {order.run} is known there" if order.run else "no run is known there"
             self._send(Watched(rank=-1, time=time.time(), problem=problem))
+            return
+        self._watched = folder = found[-1]
+        self._reader = Reader(recording=folder.recording)
+        watched = Watched(
+            rank=-1,
+            time=time.time(),
+            number=folder.number,
+            path=str(folder.path),
+            metadata=folder.read_metadata(),
+            files={name: (folder.path / name).read_bytes() for name in (JOB, CELLS)},
+        )
+        self._send(watched)
+
+    def _send_recorded(self) -> None:
+        """Send the next events of the run that is watched, or how it stands."""
+        folder, reader = self._watched, self._reader
+        if folder is None or reader is None:
+            return
+        if self._reading is None:
+            self._is_held = folder.is_held
+            self._reading = self._thread.submit(reader.read_events)
+        if not wait([self._reading], _FILE_SECONDS).done:
+            return
+        events, self._reading = self._reading.result(), None
+        if not events:
+            standing = Standing(
+                rank=-1,
+                time=time.time(),
+                is_held=self._is_held,
+                has_restarted=folder.has_restarted,
+                stop=folder.read_stop(),
+                log=[] if self._is_held else folder.read_log(),
+            )
+            events = [standing]
+        self._send(*map(wrap_buffers, events))
 
     # -- devices
 

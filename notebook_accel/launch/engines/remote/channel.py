@@ -22,18 +22,18 @@ class Channel:
     Args:
         incoming: descriptor that is read.
         outgoing: descriptor that is written to.
-        has_beats: whether the notebook says now and then that it lives, so that silence means its end.
+        expects_news: whether the notebook says now and then that it lives, so that silence means its end.
     """
 
-    def __init__(self, incoming: int, outgoing: int, *, has_beats: bool = True) -> None:
+    def __init__(self, incoming: int, outgoing: int, *, expects_news: bool = True) -> None:
         self._in, self._out = incoming, outgoing
         for fd in (incoming, outgoing):
             os.set_blocking(fd, False)
         self._frames = FrameReader()
         self._orders: list[Event] = []
         self._is_over = False
-        self._keep_alive = KeepAlive(time.monotonic(), NOTEBOOK_SILENCE_SECONDS) if has_beats else None
-        self._next_beat = 0.0
+        self._watch = KeepAlive(time.monotonic(), NOTEBOOK_SILENCE_SECONDS) if expects_news else None
+        self._next_news = 0.0
 
     def fileno(self) -> int:
         """Return the descriptor that can be read when something has come."""
@@ -51,10 +51,10 @@ class Channel:
         for part in frame_lines(events):
             self._write(part)
 
-    def beat(self) -> None:
+    def keep_alive(self) -> None:
         """Say that the agent lives, where it is time to do so."""
-        if time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + KEEP_ALIVE_SECONDS
+        if time.monotonic() >= self._next_news:
+            self._next_news = time.monotonic() + KEEP_ALIVE_SECONDS
             self._write(KEEP_ALIVE)
 
     def _write(self, part: Buffer) -> None:
@@ -98,5 +98,5 @@ class Channel:
                 self._is_over = True
                 return
             self._orders += self._frames.feed(data)
-        if self._keep_alive is not None and self._keep_alive.is_lost(time.monotonic(), heard=heard):
+        if self._watch is not None and self._watch.is_lost(time.monotonic(), heard=heard):
             self._is_over = True

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
-from ....config.argument_checks import parse_port
-from ....errors import LaunchError
 from ....stream.listener import Listener
+from ....stream.logs import make_folder
 from ....stream.wire import frame_lines
-from ...checks import addresses
-from ...job import Job, Rendezvous
+from ...checks import addresses, outliving
+from ...job import Job
 from ...transfer.pickled import Pickled
+from ...transfer.shared_memory import SharedPickle
 from ..attempts import Wait
-from ..base import Outcome
 from ..detached.driving import Driver
 from ..detached.folder import LOG, Folder, describe_here, make
 from .client import Client
@@ -30,9 +28,8 @@ from .link import Link
 from .messages import Devices, Driven
 from .transport import SocketTransport
 
-_LOOK_SECONDS: Final = 0.2
-_GRACE: Final = 30.0  # where the system asks this process to end
-_JOIN_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.02
+_JOIN_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,20 +87,20 @@ class _JoinedHosts(Lender):
         self._listener, self._hosts = listener, hosts
         self._links: dict[int, Link] = {}
 
-    def open(self, wait: Wait) -> list[Link]:
-        """Return a connection to each host."""
+    def wait(self) -> bool:
+        """Wait for their agents; return whether all have come."""
         deadline = time.monotonic() + _JOIN_SECONDS
-        while self._listener.missing:
+        while self._listener.missing and time.monotonic() < deadline:
             for number, connection in self._listener.admit():
                 host = self._hosts[number]
                 link = Link(_JoinedClient(), host.name, None, SocketTransport(connection), facts=host.facts)
                 link.devices = host.devices
                 self._links[number] = link
-            if time.monotonic() > deadline:
-                names = ", ".join(self._hosts[number].name for number in sorted(self._listener.missing))
-                raise LaunchError(f"the agents of {names} have not connected in {_JOIN_SECONDS:g} s")
-            wait("")
-            time.sleep(_LOOK_SECONDS / 10)
+            time.sleep(_LOOK_SECONDS)
+        return not self._listener.missing
+
+    def open(self, wait: Wait) -> list[Link]:
+        """Return a connection to each host."""
         return [self._links[number] for number in range(len(self._hosts))]
 
     def find_obstacle(self, wait: Wait) -> str:
@@ -152,47 +149,55 @@ class _JoinedEngine(HostsEngine):
         return ""
 
 
-def main(data: bytes, reply_fd: int) -> int:
+def main(layout: Any, reply_fd: int, *fds: int) -> int:
     """Drive a run; return the exit code.
 
     Args:
-        data: a pickled `Work`.
+        layout: of the memory with a pickled `Work`.
         reply_fd: of a socket that gets a `Driven`.
+        fds: of the memory.
     """
     with contextlib.ExitStack() as held:
         with socket.socket(fileno=reply_fd) as reply:
             try:
-                work: Work = pickle.loads(data)
+                with contextlib.closing(SharedPickle.from_filenos(layout, fds)) as payload:
+                    work: Work = payload.open()
+                listener = held.enter_context(
+                    contextlib.closing(Listener(addresses.listen_everywhere(), len(work.hosts)))
+                )
                 folder = _make_folder(work, held)
-                listening = addresses.listen("", 0)
-                listener = held.enter_context(contextlib.closing(Listener(listening, len(work.hosts))))
-                token, port = listener.token, listener.port
-                answer = Driven(rank=-1, time=time.time(), number=folder.number, port=port, token=token)
-            except (OSError, LaunchError) as error:
-                answer = Driven(rank=-1, time=time.time(), problem=str(error))
+                answer = Driven(
+                    rank=-1,
+                    time=time.time(),
+                    number=folder.number,
+                    port=listener.port,
+                    token=listener.token,
+                    remark=outliving.describe_killer(),
+                )
+            except Exception as error:  # the notebook tells it
+                answer = Driven(rank=-1, time=time.time(), problem=str(error) or repr(error))
             for part in frame_lines([answer]):
                 reply.sendall(part)
         if answer.problem:
             return 1
-        driver = Driver(folder, _LOOK_SECONDS, grace=_GRACE)
-        signal.signal(signal.SIGTERM, driver.note_stop_signal)
-
-        def run(job: Job) -> Outcome:
-            port = parse_port(job.options["use_port"]) or 0
-            job = replace(job, background=True, rendezvous=Rendezvous(port=port))
-            engine = _JoinedEngine(work, _JoinedHosts(listener, work.hosts))
-            return engine.run(job, driver.record, driver.deliver, driver.control)
-
-        driver.close(driver.drive(run))
+        hosts = _JoinedHosts(listener, work.hosts)
+        if not hosts.wait():  # the notebook has told that, or was ended before it said the last word
+            folder.remove()
+            return 1
+        Driver(folder).run(_JoinedEngine(work, hosts))
         return 0
 
 
 def _make_folder(work: Work, held: contextlib.ExitStack) -> Folder:
     """Return the folder of the run, which this process holds, and which gets its own output."""
+    job, directory = Job(**work.job), work.origin.start.directory
+    if job.log_dir is not None:  # as a rank understands it
+        base = directory if os.path.isdir(directory) else "~"
+        job = replace(job, log_dir=make_folder(Path(base).expanduser() / Path(job.log_dir).expanduser()))
     folder = make()
     try:
         held.enter_context(contextlib.closing(folder.hold()))
-        folder.fill(Job(**work.job), work.origin.notes.sources, describe_here())
+        folder.fill(job, work.origin.notes.sources, describe_here())
         log = os.open(folder.path / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         for fd in (1, 2):
             os.dup2(log, fd)

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import secrets
+import select
 import threading
 import time
 from collections import deque
@@ -28,10 +29,6 @@ _READS: Final = 64  # in one look
 _PROVEN_SECONDS: Final = 1.0
 _SHELLS_SIGNAL: Final = 128  # a shell ends with this and the number of the signal that has ended its command
 _MOST_SIGNALS: Final = 64
-
-
-class LinkLostError(ConnectionError):
-    """The connection has ended; the text says why, as a clause."""
 
 
 class Link:
@@ -247,6 +244,15 @@ class Link:
         except (OSError, ValueError):
             self._outgoing.clear()  # reading says why
 
+    def wait(self, seconds: float) -> None:
+        """Wait until something has come, so many seconds at most, and send meanwhile."""
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        if self.has_outgoing:
+            poll.register(self.stdin_fileno, select.POLLOUT)
+        poll.poll(seconds * 1000)
+        self.flush()
+
     @property
     def has_outgoing(self) -> bool:
         """Whether something waits to be sent."""
@@ -272,5 +278,6 @@ class Link:
 
     def close(self) -> None:
         """End the client; the agent ends what it has."""
-        self.lost = self.lost or "it was closed"
+        with self._sending:  # who sends in another thread may not meet descriptors that mean something else
+            self.lost = self.lost or "it was closed"
         self._transport.close()

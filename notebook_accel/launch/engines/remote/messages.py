@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ....events import Buffer, Event, Order
 from .rank_process import ProcessStart, Work
@@ -173,12 +173,14 @@ class Driven(Event):
         number: of the run on this host.
         port: where the process listens.
         token: what agents prove.
+        remark: what will end the run all the same, as a sentence; empty where nothing is known.
         problem: why there is none, empty where there is one.
     """
 
     number: str = ""
     port: int = 0
     token: bytes = b""
+    remark: str = ""
     problem: str = ""
 
 
@@ -212,7 +214,7 @@ class Joined(Event):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchOrder(Order):
-    """Send the files of a run on this host as they grow, until the connection ends; answered by `Watched`.
+    """Send the events of a run on this host, until the connection ends; answered by `Watched`.
 
     Attributes:
         run: its number or name; None is the one that was launched last.
@@ -223,43 +225,38 @@ class WatchOrder(Order):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched(Event):
-    """The files follow.
+    """The events follow.
 
     Attributes:
         number: of the run.
-        problem: why there is none, empty where there is one.
+        path: of its folder.
+        metadata: see `Folder.read_metadata`.
+        files: content of those that have what runs, by name.
+        problem: why there is no such run, empty where there is one.
     """
 
     number: str = ""
+    path: str = ""
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     problem: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece(Event):
-    """What follows in a file of a run.
-
-    Attributes:
-        name: of the file.
-        data: its next bytes, or all of it.
-        begins: whether the file begins with them.
-    """
-
-    name: str
-    data: bytes
-    begins: bool
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Standing(Event):
-    """All pieces until now are sent.
+    """All events until now are sent.
 
     Attributes:
-        is_held: whether the process lived before they were read that drives the run.
+        is_held: whether the process that drives the run lived before they were read.
         has_restarted: whether the machine was started again since the launch.
+        stop: seconds that ranks have, where somebody has asked the run to stop; else None.
+        log: of a process that has ended, the last lines of what it has written itself.
     """
 
     is_held: bool
     has_restarted: bool
+    stop: float | None
+    log: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -40,6 +40,7 @@ class Allocation:
 
     Attributes:
         job_id: number of the job.
+        is_ours: whether it was submitted for a launch, and is to be cancelled.
         lock: path of the file that agents lock; empty where the job is not ours.
         state: what SLURM said of it last.
         is_preempted: whether another job got its nodes, since it ran last.
@@ -47,8 +48,7 @@ class Allocation:
     """
 
     def __init__(self, job_id: str, wish: Wish | None = None) -> None:
-        self._wish = wish
-        self._is_ours = wish is not None
+        self.is_ours = wish is not None
         self._watcher: subprocess.Popen[bytes] | None = None
         self.lock = ""
         if wish is not None:
@@ -62,11 +62,6 @@ class Allocation:
         self._silent_since: float | None = None
         self._nodes: list[str] = []
         self.has_ranks = self.is_preempted = False
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the job was submitted for a launch."""
-        return self._is_ours
 
     def filenos(self) -> list[int]:
         """Return the descriptors that no forked process may keep."""
@@ -183,9 +178,9 @@ class Allocation:
 
     def close(self) -> None:
         """Cancel the job, if it is ours."""
-        if self._is_ours:
+        if self.is_ours:
             submission.cancel(self.job_id)
-            self._is_ours = False
+            self.is_ours = False
         if self._watcher is not None:
             command.kill_watcher(self._watcher)
             self._watcher = None
@@ -241,7 +236,12 @@ class SlurmNodes(Lender):
                 self.job_id = allocation.job_id
                 nodes = allocation.wait(wait)[: self._wish.num_nodes]
                 get_pool().end_wait(self)
-                client = SrunClient(job_id=allocation.job_id, lock=allocation.lock, seconds=self.warm_seconds)
+                client = SrunClient(
+                    job_id=allocation.job_id,
+                    lock=allocation.lock,
+                    first=nodes[0],
+                    seconds=self.warm_seconds,
+                )
                 pythons = dict.fromkeys(nodes, self._wish.python)
                 try:
                     links = get_pool().open(client, pythons, self._wanted, lambda: wait(""))

@@ -54,7 +54,8 @@ class SrunClient(CommandClient):
 
     Attributes:
         job_id: number of the job.
-        lock: path of the file that agents lock; empty where the job is not ours.
+        lock: path of the file that the agent on the job's first node locks; empty where the job is not ours.
+        first: that node.
         seconds: how long an agent stays without a run.
     """
 
@@ -63,6 +64,7 @@ class SrunClient(CommandClient):
     host_noun: ClassVar[str] = "node"
     job_id: str
     lock: str = ""
+    first: str = ""
     seconds: float = field(default=0.0, compare=False)
 
     @property
@@ -72,7 +74,7 @@ class SrunClient(CommandClient):
 
     def make_command(self, host: str, python: str | None, nonce: str, wanted: Wanted) -> list[str]:
         """Return the command that starts the agent on a node."""
-        script = make_script(python, nonce, wanted, self.seconds, self.lock)
+        script = make_script(python, nonce, wanted, self.seconds, self.lock if host == self.first else "")
         return ["srun", f"--jobid={self.job_id}", f"--nodelist={host}", *_OPTIONS, "sh", "-c", script]
 
     def make_environment(self) -> Mapping[str, str] | None:

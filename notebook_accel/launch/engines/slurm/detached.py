@@ -63,13 +63,16 @@ def submit(job: Job, work: Work, wish: Wish) -> Folder:
         LaunchError: SLURM refuses it, or the folder cannot be filled.
     """
     cluster = command.find_cluster()
-    folder = make(for_job=True)
+    folder, job_id = make(for_job=True), ""
     try:
         folder.fill(job, work.origin.notes.sources, {"cluster": cluster})
         folder.write(WORK, work)
-        folder.add_metadata(job=submission.submit_run(wish, folder.path))
+        job_id = submission.submit_run(wish, folder.path)
+        folder.add_metadata(job=job_id)
     except BaseException as error:
         folder.remove()  # else a full disk would stay full
+        if job_id:
+            submission.cancel(job_id)
         if isinstance(error, OSError):
             raise LaunchError(
                 f"the run cannot be left to its job: {error}; {VARIABLE} names another folder, which the nodes see too"
@@ -217,8 +220,9 @@ class JobWatch(Watch):
 
     def _make_lost_outcome(self) -> Outcome:
         """Return the outcome of a job that has ended without a word."""
-        if self._state.state != "UNKNOWN":
-            self._folder.forget(WORK)  # a job of another cluster with the same folder may still need it
+        if self._state.state != "UNKNOWN":  # it may be a job of another cluster with the same folder
+            self._folder.forget(WORK)
+            self._folder.note_end("stopped" if self.was_asked_to_stop else "failed")
         if self.was_asked_to_stop:
             return self.make_stopped_outcome(self._find_end())
         text = f"job {self._job_id} has ended: {self._state.describe()}"

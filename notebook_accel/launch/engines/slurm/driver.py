@@ -31,7 +31,6 @@ from .detached import WORK, Work
 from .engine import SlurmEngine, describe_size
 
 _LOOK_SECONDS: Final = 2.0
-_GRACE: Final = 30.0  # where a machine does not see yet how long ranks have
 _LAST_SECONDS: Final = 2.0  # in which the last words of ranks come; sites that kill at once have less
 _ATTEMPT: Final = "attempt"
 _ENDED: Final = 128 + signal.SIGTERM
@@ -67,12 +66,12 @@ class _JobDriver(Driver):
 
     def __init__(self, folder: Folder) -> None:
         restarts = int(environ.get("SLURM_RESTART_COUNT") or 0)
-        super().__init__(folder, _LOOK_SECONDS, grace=_GRACE, start=restarts)
+        super().__init__(folder, _LOOK_SECONDS, restarts)
         self._first = max(restarts, self._read_attempt() + 1) if restarts else 0
         self._attempts = itertools.count(self._first or 1)
         self._ends_at: float | None = None  # by the monotonic clock, once SLURM ends the job
 
-    def note_end(self, signum: int, frame: Any) -> None:
+    def note_end_signal(self, signum: int, frame: Any) -> None:
         """Note that SLURM ends the job; it kills all processes some seconds later."""
         self._ends_at = self._ends_at or time.monotonic() + _LAST_SECONDS
 
@@ -103,7 +102,7 @@ class _JobDriver(Driver):
         os.kill(os.getpid(), signal.SIGTERM)  # the connections end with it, and with them what they lead to
         os._exit(_ENDED)
 
-    def run(self, job: Job) -> Outcome:
+    def run_job(self, job: Job) -> Outcome:
         """Run the job; its start counts as a restart where SLURM has queued it again."""
         if self._first > job.max_restarts:
             raise LaunchError(
@@ -134,9 +133,9 @@ def main(path: str) -> int:
     if not folder.job_id:  # the notebook has died before it could tell
         folder.add_metadata(job=environ.get("SLURM_JOB_ID") or "")
     driver = _JobDriver(folder)
-    signal.signal(signal.SIGTERM, driver.note_end)
+    signal.signal(signal.SIGTERM, driver.note_end_signal)
     signal.signal(signal.SIGUSR1, driver.note_stop_signal)
-    status = driver.close(driver.drive(driver.run))
+    status = driver.close(driver.drive(driver.run_job))
     folder.forget(WORK)
     return int(status == "failed")
 

@@ -12,6 +12,7 @@ from ....config.slurm import normalize
 from ....devices import DeviceKind
 from ....errors import LaunchError
 from ....events import Event, Notice
+from ....stream.logs import make_folder
 from ....stream.record import RunRecord
 from ... import signals
 from ...job import Job
@@ -117,6 +118,8 @@ class SlurmEngine(HostsEngine, DetachingEngine):
 
     def detach(self, job: Job, record: RunRecord) -> Folder:
         """Submit a job that goes on without this process."""
+        if job.log_dir is not None:
+            make_folder(job.log_dir)  # another process writes there: what is wrong is told now
         pickled, origin = self.take(job)
         # nodes that wait for the next launch could be those that this one waits for
         get_pool().make_room(record, Allocation)

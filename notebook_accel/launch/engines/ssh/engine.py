@@ -5,11 +5,11 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final, TypeVar
 
 from .... import interrupts
 from ....errors import LaunchError
-from ....stream.readable import wait_readable
 from ....stream.record import RunRecord
 from ...checks.addresses import is_loopback
 from ...job import Job
@@ -21,10 +21,10 @@ from ..detached.engine import DetachingEngine
 from ..detached.folder import Folder, list_parts
 from ..remote.client import Wanted
 from ..remote.driver import HostFacts, Work
+from ..remote.host_run import HostFolder, HostWatch
 from ..remote.hosts_engine import copy, uses_cpu
 from ..remote.link import Link
 from ..remote.messages import Driven, DriveOrder, Joined, JoinOrder
-from ..remote.mirror import HostWatch, MirrorFolder
 from ..remote.pool import get_pool
 from .command import SshClient
 
@@ -78,6 +78,8 @@ class SshEngine(CommandEngine, DetachingEngine):
 
     # -- runs that outlive the notebook
 
+    _remark = ""
+
     def run(self, job: Job, record: RunRecord, deliver: Deliver, control: Control) -> Outcome:
         """Run the job to its end; one that is detached is driven by a process on its first host."""
         run = self.run_detached if self.outlives(job) else super().run
@@ -88,11 +90,12 @@ class SshEngine(CommandEngine, DetachingEngine):
         hosts = self._find_hosts(job.options)[0]
         pythons = self._choose_pythons(hosts, job.options)
         pickled, origin = self.take(job)
+        options = {**job.options, "hosts": [host.name for host in hosts]}
         pool = get_pool()
         links = pool.open(self._client, pythons, Wanted.here(), lambda: None)
         try:
             work = Work(
-                job=list_parts(job),
+                job=list_parts(replace(job, options=options)),
                 pickled=copy(pickled),
                 origin=origin,
                 hosts=[HostFacts(name=each.host, facts=each.facts, devices=each.devices) for each in links],
@@ -101,30 +104,29 @@ class SshEngine(CommandEngine, DetachingEngine):
             data = pickle.PickleBuffer(pickle.dumps(work))
             links[0].send(DriveOrder(rank=-1, time=time.time(), work=data))
             driven = _wait_for(links[0], Driven)
-            first = str(links[0].facts.get("address", ""))
-            addresses = [*links[0].facts.get("addresses", ()), "127.0.0.1"]
-            if first and not is_loopback(first):
-                addresses.insert(0, first)
-            for number, link in enumerate(links):
-                order = JoinOrder(
-                    rank=-1,
-                    time=time.time(),
-                    addresses=list(dict.fromkeys(addresses)),
-                    port=driven.port,
-                    token=driven.token,
-                    number=number,
-                )
-                link.send(order)
-            for link in links:
-                _wait_for(link, Joined)
+            self._remark = driven.remark
+            for number in reversed(range(len(links))):
+                if number == 0:  # the last word: from now on it goes on, whatever becomes of this process
+                    name = hosts[0].name
+                    self._folder = HostFolder(self._client, name, pythons[name], driven.number)
+                links[number].send(_make_join_order(driven, links[0], number))
+                _wait_for(links[number], Joined)
+        except LaunchError:
+            self._folder = None
+            raise
         finally:
             for link in links:
                 pool.put(link, is_clean=False)
-        return MirrorFolder(self._client, hosts[0].name, pythons[hosts[0].name], driven.number)
+        assert self._folder is not None
+        return self._folder
+
+    def describe_detached_launch(self, job: Job) -> Sequence[str]:
+        """Return how the run is launched, and what may end it all the same."""
+        return [*super().describe_detached_launch(job), self._remark]
 
     def open_folder(
         self, run: str | None, hosts: Sequence[str] | None, python: str | Mapping[str, str] | None
-    ) -> MirrorFolder:
+    ) -> HostFolder:
         """Return the folder of a run that is on the first of some hosts.
 
         Args:
@@ -139,13 +141,12 @@ class SshEngine(CommandEngine, DetachingEngine):
         if problems:
             raise LaunchError("\n".join(problems))
         host = found[0].name
-        folder = MirrorFolder(self._client, host, self._choose_pythons(found, {"python": python})[host], run)
-        folder.connect()
+        folder = HostFolder(self._client, host, self._choose_pythons(found, {"python": python})[host], run)
+        folder.open()
         return folder
 
     def make_watch(self, folder: Folder, record: RunRecord, deliver: Deliver, control: Control) -> HostWatch:
         """Return what shows the run."""
-        assert isinstance(folder, MirrorFolder)
         return HostWatch(folder, record, deliver, control)
 
     def describe_work(self, job: Job) -> str:
@@ -155,10 +156,25 @@ class SshEngine(CommandEngine, DetachingEngine):
         return f"{job.name} on {count} by {self._client.program}: {', '.join(map(str, hosts))}"
 
 
+def _make_join_order(driven: Driven, first: Link, number: int) -> JoinOrder:
+    """Return the order for a host to connect to the first one, at any of its addresses."""
+    reached = str(first.facts.get("address", ""))
+    addresses = [] if not reached or is_loopback(reached) else [reached]
+    addresses += [*first.facts.get("addresses", ()), "127.0.0.1"]
+    return JoinOrder(
+        rank=-1,
+        time=time.time(),
+        addresses=list(dict.fromkeys(addresses)),
+        port=driven.port,
+        token=driven.token,
+        number=number,
+    )
+
+
 def _wait_for(link: Link, kind: type[AnswerT]) -> AnswerT:
     """Return the answer of a host; LaunchError where it has none."""
     while not link.lost:
-        wait_readable(link.fileno(), _LOOK_SECONDS)
+        link.wait(_LOOK_SECONDS)
         interrupts.obey_interrupt()
         for event in link.receive():
             if isinstance(event, kind):

@@ -46,7 +46,7 @@ def bar(count: float, finished: bool = False) -> Progress:
 
 def read_all(reader: Reader) -> list[Event]:
     events: list[Event] = []
-    while more := reader.read():
+    while more := reader.read_events():
         events += more
     return events
 
