@@ -183,7 +183,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("client", "keep_alive", "routes"),
         ("channel", "rank_process"),
         ("messages", "relay"),
-        ("link", "reaching"),
+        ("link", "reaching", "run_sender"),
         ("agent",),
         ("bootstrap", "pool"),
         ("host_run", "hosts_group"),

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final
 
 import psutil
@@ -39,8 +38,6 @@ from ...checks import addresses
 from ...leftovers import LONGEST_SECONDS
 from ...transfer.pickled import Pickled
 from ...transfer.shared_memory import SharedPickle
-from ..detached.folder import CELLS, JOB, Folder, list_all
-from ..detached.recording import Reader
 from .channel import Channel
 from .messages import (
     Assigned,
@@ -59,13 +56,13 @@ from .messages import (
     PrepareOrder,
     Reached,
     ReachOrder,
-    Standing,
     Watched,
     WatchOrder,
 )
 from .rank_process import THREADS, RankProcess, find_interface, name_machine, read_own_variables, start_agent
 from .reaching import Reach, drop_connections
 from .relay import Relay, wrap_buffers
+from .run_sender import RunSender, find_run
 
 _LAST_SECONDS: Final = LONGEST_SECONDS + 1.0
 _FIRST_SECONDS: Final = 60.0  # that an agent waits at least for its first run
@@ -187,19 +184,16 @@ class HostServer:
         self._is_clearing = False
         self._idle_since = time.monotonic()
         self._counting: subprocess.Popen[str] | None = None
-        self._watched: Folder | None = None
-        self._reader: Reader | None = None
-        self._reading: Future[list[Event]] | None = None
-        self._is_held = True
-        self._thread = ThreadPoolExecutor(1)  # the keep-alive goes on while a large value is read
+        self._sender: RunSender | None = None
 
     def run(self) -> None:
         """Serve until the notebook is gone or has no use for this host any more."""
         try:
             while not (self._relay.has_lost_notebook or self._is_superfluous()):
-                self._relay.step(_LOOK_SECONDS if self._watched is None else _FILE_SECONDS)
+                self._relay.step(_LOOK_SECONDS if self._sender is None else _FILE_SECONDS)
                 self._answer()
-                self._send_recorded()
+                if self._sender is not None:
+                    self._send(*map(wrap_buffers, self._sender.read(_FILE_SECONDS)))
                 with contextlib.suppress(OSError):
                     self._channel.keep_alive()
         finally:
@@ -213,7 +207,7 @@ class HostServer:
     def _is_superfluous(self) -> bool:
         if self._is_leaving:
             return True
-        if self._relay.is_busy or self._assigned or self._listening is not None or self._watched is not None:
+        if self._relay.is_busy or self._assigned or self._listening is not None or self._sender is not None:
             self._idle_since = time.monotonic()
         seconds = self._warm_seconds if self._has_run else max(self._warm_seconds, _FIRST_SECONDS)
         return time.monotonic() - self._idle_since > seconds
@@ -257,9 +251,9 @@ class HostServer:
         elif isinstance(order, WatchOrder):
             self._watch(order)
         elif isinstance(order, EndOrder):
-            assert self._watched is not None
+            assert self._sender is not None
             with contextlib.suppress(OSError):  # a full disk
-                self._watched.ask_to_stop(order.grace)
+                self._sender.folder.ask_to_stop(order.grace)
         else:
             raise AssertionError(f"nobody obeys {order}")
 
@@ -384,46 +378,13 @@ class HostServer:
 
     def _watch(self, order: WatchOrder) -> None:
         """Send the events of a run from now on."""
-        runs = [each for each in list_all() if not each.job_id]
-        found = [each for each in runs if order.run in (None, each.number, each.name)]
-        if not found:
+        folder = find_run(order.run)
+        if folder is None:
             problem = f"no run {order.run} is known there" if order.run else "no run is known there"
             self._send(Watched(rank=-1, time=time.time(), problem=problem))
-            return
-        self._watched = folder = found[-1]
-        self._reader = Reader(recording=folder.recording)
-        watched = Watched(
-            rank=-1,
-            time=time.time(),
-            number=folder.number,
-            path=str(folder.path),
-            metadata=folder.read_metadata(),
-            files={name: (folder.path / name).read_bytes() for name in (JOB, CELLS)},
-        )
-        self._send(watched)
-
-    def _send_recorded(self) -> None:
-        """Send the next events of the run that is watched, or how it stands."""
-        folder, reader = self._watched, self._reader
-        if folder is None or reader is None:
-            return
-        if self._reading is None:
-            self._is_held = folder.is_held
-            self._reading = self._thread.submit(reader.read_events)
-        if not wait([self._reading], _FILE_SECONDS).done:
-            return
-        events, self._reading = self._reading.result(), None
-        if not events:
-            standing = Standing(
-                rank=-1,
-                time=time.time(),
-                is_held=self._is_held,
-                has_restarted=folder.has_restarted,
-                stop=folder.read_stop(),
-                log=[] if self._is_held else folder.read_log(),
-            )
-            events = [standing]
-        self._send(*map(wrap_buffers, events))
+        else:
+            self._sender = RunSender(folder)
+            self._send(self._sender.describe())
 
     # -- devices
 
