@@ -14,8 +14,7 @@ from typing import Any, Final, TypeAlias
 _DAY: Final = 86_400
 _PREFIX_FIELDS: Final = {"rank": 0, "local_rank": 0, "role_name": ""}
 _OF_ARGUMENTS: Final = frozenset({"backend", "endpoint", "run_id", "min_nodes", "max_nodes", "rank"})
-_DURATIONS: Final = ("timeout", "join_timeout", "last_call_timeout", "keep_alive_interval")
-_LEAST_SILENCE: Final = 2.0
+_DURATIONS: Final = ("timeout", "join_timeout", "last_call_timeout")
 OUTPUTS: Final = ("all", "first", "none")
 SET_BY_LAUNCHES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE"), ""),
@@ -319,24 +318,6 @@ def check_rendezvous(name: str, value: Any) -> Iterator[Exception]:
     for key in _DURATIONS:
         if key in value and not is_seconds(value[key]):
             yield ValueError(f"{name}={value!r}: {key} is a number of seconds, more than 0")
-    beats = value.get("keep_alive_max_attempt", 1)
-    if isinstance(beats, bool) or not isinstance(beats, Integral) or int(beats) < 1:
-        text = f"{name}={value!r}: keep_alive_max_attempt is an integer, at least 1"
-        yield ValueError(text)
-    else:
-        yield from _check_silence(name, value)
-
-
-def _check_silence(name: str, value: Mapping[str, Any]) -> Iterator[Exception]:
-    """Check that a node is not given up between two looks at it."""
-    interval, beats = value.get("keep_alive_interval", 2.0), value.get("keep_alive_max_attempt", 3)
-    if not is_seconds(interval) or interval * int(beats) >= _LEAST_SILENCE:
-        return
-    silence = interval * int(beats)
-    yield ValueError(
-        f"{name}={value!r}: keep_alive_interval x keep_alive_max_attempt = {silence:g} s, "
-        f"after which a node counts as lost: at least {_LEAST_SILENCE:g} s are needed, nodes look once a second"
-    )
 
 
 def is_seconds(value: Any) -> bool:

@@ -8,18 +8,15 @@ import json
 import struct
 import traceback
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, get_args
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch.distributed import HashStore
 
 from notebook_accel.events import Event, Failure, Frame, Lines, Metric, RaisedError
 from notebook_accel.launch.engines.base import Outcome
 from notebook_accel.launch.engines.nodes import messages, outcomes
-from notebook_accel.launch.engines.nodes.dynamic import Backend, _StoredState
 from notebook_accel.launch.engines.nodes.messages import GUEST_LIMIT, MEMBER_LIMIT, Message, MessageKind
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo, Roster
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
@@ -30,7 +27,7 @@ from notebook_accel.stream.wire import FrameError, FrameReader, frame
 from notebook_accel.trust import plain, proof
 from notebook_accel.trust.plain import MalformedError
 from notebook_accel.trust.secret import OPEN, Trust
-from tests.faults.fuzzing import TEXTS, change_bytes, fuzz, make_documents, write_json
+from tests.faults.fuzzing import TEXTS, change_bytes, fuzz, make_documents
 
 SECRET = Trust("correct horse battery staple")
 NODE = NodeInfo(node_rank=1, host="one", processes=2, same={"torch": "2.9"})
@@ -47,16 +44,6 @@ ERROR = RaisedError(
 )
 OUTCOME = NodeOutcome(node=NODE, kind="failed", failure=Failure(rank=1, time=1.0, pid=7, error=ERROR))
 ROSTER = Roster(node_rank=0, host_rank=1, nodes=[NODE, NODE], addresses=["::1", "10.0.0.1"])
-STATE = _StoredState(
-    round=1,
-    complete=True,
-    deadline=5,
-    closed=False,
-    participants=[(("one", 7, 0), 0), (("two", 8, 0), 1)],
-    wait_list=[("three", 9, 0)],
-    redundancy_list=[],
-    beats=[(("one", 7, 0), 1_700_000_000_000_000)],
-)
 VALUES: dict[MessageKind, Any] = {
     "node": (NODE, 0, True),
     "outcome": OUTCOME,
@@ -68,7 +55,7 @@ VALUES: dict[MessageKind, Any] = {
     "again": 3,
     "verdict": OUTCOME,
 }
-ENTRIES = [(NodeOutcome, OUTCOME), (Roster, ROSTER), (_StoredState, STATE), (tuple[int, bytes], (7, b"x"))]
+ENTRIES = [(NodeOutcome, OUTCOME), (Roster, ROSTER), (tuple[int, bytes], (7, b"x"))]
 
 
 def parse(data: bytes, session: Any = None, limit: Any = MEMBER_LIMIT) -> Message | None:
@@ -138,27 +125,6 @@ def test_entries_of_the_store(data: Any) -> None:
     assert plain.decode(
         kind, plain.encode(kind, found, proven=False), proven=False
     ) == found or "nan" in repr(found)
-
-
-@fuzz(500)
-@given(make_documents(json.loads(OPEN.write("name", _StoredState, STATE))))
-@example(write_json({**json.loads(OPEN.write("name", _StoredState, STATE)), "round": 2**63 - 1}))
-def test_a_state_of_nodes_that_come_and_go(entry: bytes) -> None:
-    """Whatever stands in the store, this node's own state can be written over it, and read."""
-    store = HashStore()
-    backend = Backend(store, "run", timedelta(seconds=1))
-    with contextlib.suppress(UnicodeDecodeError):
-        store.set(backend._key, entry.decode())
-    found = backend.get_state()
-    if found is None:
-        return
-    state, token = found
-    written = backend.set_state(state, token)
-    assert written is not None and written[2]
-    assert backend.get_state() is not None
-    ranks = list(backend._last.participants.values())
-    assert backend._last.round < 2**40
-    assert not backend._last.complete or (len(set(ranks)) == len(ranks) and min(ranks, default=0) >= 0)
 
 
 VALUE = {"a": [1, 2.5, "x", None, True, (3,), {4}, b"bytes", 2**70, 1j]}

@@ -7,11 +7,11 @@ Where the package reads what another process or person wrote, and where stranger
 | `Listener` of a run on Ray | who reaches its port | here, tests/unit/stream/test_listener.py |
 | `Coordinator` of nodes | who reaches its port | here, tests/unit/launch/engines/nodes/test_nodes_strangers.py |
 | `CoordinatorConnection` of a node | who wrote the store's entry, where there is no secret | here |
-| entries of the store: fixed nodes, nodes that come and go, outcomes | who reaches the store | here, fuzzed_messages |
+| entries of the store | who reaches the store | here, fuzzed_messages |
 | values and errors of other nodes | a node that proves no secret | fuzzed_messages |
 | event sockets of workers, also of sessions and Ray's processes (`FrameReader`) | the worker's own code | here |
 | orders in workers, sessions and Ray's actors (`FrameReader`) | the notebook | tests/unit/launch/worker |
-| events from hosts, and orders there (`PacketReader`) | the other end, by ssh | tests/unit/launch/engines/remote |
+| events from hosts, and orders there (`FrameReader`) | the other end, by ssh | tests/unit/launch/engines/remote |
 | output of ranks (`LineReader`), bars, metrics, displays | the worker's own code | here, fuzzed_output |
 | orders to agents, shared memory, lifelines | this user: descriptors without a name | |
 | manifests, indices, weights, files of torch.save | who made the checkpoint | fuzzed_files |
@@ -41,9 +41,8 @@ from notebook_accel.errors import LaunchError
 from notebook_accel.events import Failure, Frame, RaisedError
 from notebook_accel.launch.checks import addresses
 from notebook_accel.launch.engines.base import Outcome
-from notebook_accel.launch.engines.nodes import elastic, messages, outcomes, stores
-from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
-from notebook_accel.launch.engines.nodes.fixed import FixedNodes
+from notebook_accel.launch.engines.nodes import messages, outcomes, stores
+from notebook_accel.launch.engines.nodes.meeting import NodeRendezvous
 from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
@@ -246,46 +245,10 @@ def test_words_of_strangers_move_no_cursor() -> None:
     )
 
 
-def make_elastic(trust: Trust = OPEN, **more: Any) -> ElasticNodes:
-    place = Rendezvous(num_nodes=2, min_nodes=1, trust=trust, run_id="run", backend="c10d", **more)
-    return ElasticNodes(make_job(rendezvous=place))
-
-
-def test_a_stranger_who_is_turned_away_often_is_shown_a_few_times() -> None:
-    nodes, told = make_elastic(), list[str]()
-    nodes._is_host, store = True, HashStore()
-    nodes._store = store  # type: ignore[assignment]
-    nodes.tell = told.append
-    for number in range(1_000):
-        store.set(f"{elastic._TURNED_AWAY}/{number}", json.dumps(f"stranger {number}"))
-    for _ in range(3):
-        nodes._report_turned_away()
-    assert told[0] == "stranger 0" and len(told) < 50
-
-
-def test_what_was_said_in_an_earlier_run_counts_as_nothing_in_the_next() -> None:
-    """The secret is the same, and so is the run's name: he has kept what the store said then."""
-    found: list[tuple[ElasticNodes, HashStore]] = []
-    failed = NodeOutcome(node=node(1), kind="failed", text="of the first run")
-    for _ in range(2):
-        host, store = make_elastic(Trust(SECRET)), HashStore()
-        host._is_host, host._store = True, store  # type: ignore[assignment]
-        host._check_fit(store)  # type: ignore[arg-type]
-        found.append((host, store))
-    (first, before), (second, now) = found
-    first._write_outcome(failed)
-    guest = make_elastic(Trust(SECRET))
-    guest._store, guest._node = before, first._node  # type: ignore[assignment]
-    guest._check_fit(before)  # type: ignore[arg-type]
-    assert guest._read_outcome() == first._read_outcome() == failed
-    now.set(elastic._OUTCOME, before.get(elastic._OUTCOME))
-    assert second._read_outcome() is None
-
-
 @pytest.mark.parametrize("port", [-1, 0, 65536, 2**40, 2**62])
 def test_a_port_that_is_none_is_a_strangers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Rendezvous(num_nodes=2, address="127.0.0.1", port=1, run_id="run", settings={"join_timeout": 0.5})
-    nodes, store = FixedNodes(make_job(rendezvous=place)), HashStore()
+    nodes, store = NodeRendezvous(make_job(rendezvous=place)), HashStore()
     store.set("notebook_accel nodes/coordinator by proof", json.dumps([port, "AAAA"]))
     monkeypatch.setattr(stores, "connect_store", lambda *given: store)
     with pytest.raises(LaunchError, match="waited"):
@@ -294,14 +257,6 @@ def test_a_port_that_is_none_is_a_strangers(port: int, monkeypatch: pytest.Monke
 
 def _give_up(whom: str) -> None:
     raise LaunchError(f"waited for {whom}")
-
-
-def test_a_node_that_is_silent_in_a_round_is_waited_for_as_long_as_others() -> None:
-    nodes = make_elastic(settings={"join_timeout": 0.3})
-    nodes._round = HashStore()
-    nodes.num_nodes_waiting = lambda: 0  # type: ignore[method-assign]
-    with pytest.raises(LaunchError, match=r"waited 0\.3 s"):
-        nodes._wait_for(["node 1"])
 
 
 def test_an_entry_of_100_mb_is_no_entry() -> None:

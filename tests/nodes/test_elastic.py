@@ -108,7 +108,7 @@ def test_a_hang_is_one_of_all_nodes(kernels: list[Kernel], place: str) -> None:
     """While a rank of one node prints, those of the other wait longer than the limit; then all are shown on both."""
     code = f"""
     from unittest import mock
-    from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
+    from notebook_accel.launch.engines.nodes import coordinator, meeting
     from notebook_accel.launch.supervise import hang_watch
     def hangs():
         dist.init_process_group("gloo")
@@ -120,7 +120,8 @@ def test_a_hang_is_one_of_all_nodes(kernels: list[Kernel], place: str) -> None:
             time.sleep(600)
         dist.barrier()
     patient = [mock.patch.object(hang_watch, "_ANSWER_SECONDS", 60.0),
-               mock.patch.object(ElasticNodes, "seconds_to_tell", 60.0)]  # a busy machine answers late
+               mock.patch.object(coordinator, "_SETTLE_SECONDS", 60.0),
+               mock.patch.object(meeting, "_VERDICT_SECONDS", 60.0)]  # a busy machine answers late
     for each in patient:
         each.start()
     place = dict(num_nodes="2:2", {place}, rdzv_conf={{"keep_alive_interval": 10}})  # no node is lost

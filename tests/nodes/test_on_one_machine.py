@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from notebook_accel.launch.engines.nodes import messages
-from notebook_accel.launch.engines.nodes.fixed import _COORDINATOR
+from notebook_accel.launch.engines.nodes.meeting import _COORDINATOR
 from notebook_accel.trust import proof
 from tests.ports import reserve_port
 

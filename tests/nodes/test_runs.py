@@ -307,7 +307,7 @@ def test_a_hang_is_one_of_all_nodes(nodes: Nodes) -> None:
     """While rank 1 prints, rank 0 of the other node waits longer than the limit; then both are shown on both."""
     code = """
         from unittest import mock
-        from notebook_accel.launch.engines.nodes import coordinator, fixed
+        from notebook_accel.launch.engines.nodes import coordinator, meeting
         from notebook_accel.launch.supervise import hang_watch
         def train():
             total()
@@ -319,7 +319,7 @@ def test_a_hang_is_one_of_all_nodes(nodes: Nodes) -> None:
             total()
         with (mock.patch.object(hang_watch, "_ANSWER_SECONDS", 60.0),
               mock.patch.object(coordinator, "_SETTLE_SECONDS", 60.0),
-              mock.patch.object(fixed, "_VERDICT_SECONDS", 60.0)):  # a busy machine answers late
+              mock.patch.object(meeting, "_VERDICT_SECONDS", 60.0)):  # a busy machine answers late
             launch(train, hang_timeout=20, on_hang="raise")
     """
     cells = nodes.run(code)
@@ -387,6 +387,30 @@ def test_a_cable_that_is_cut_is_told_on_both_sides(nodes: Nodes, is_busy: bool) 
         assert kind == "WorkerError" and f"node {1 - node} (" in text and "cut off the network" in text, text
         told = re.search(r"told at ([\d.]+)", cell.stdout)
         assert told is not None and float(told[1]) - cuts[0] < 15 + 10, (told, cuts)
+
+
+def test_nodes_that_come_and_go_lose_one_by_a_cut_cable(nodes: Nodes) -> None:
+    """Its ranks are in a collective with those of the others, which start again without it."""
+    code = """
+        def train():
+            count = total()
+            print("go" if count == 2 else "alone", flush=True)
+            while count == 2:
+                total()
+                time.sleep(0.05)
+            return count
+        place = dict(num_nodes="1:2", rdzv_endpoint=f"{master}:{port}", node_rank=node)
+        launch(train, rdzv_conf={"last_call_timeout": 20}, **place)
+    """
+    try:
+        cells = nodes.run(code, during=lambda: nodes.network.take_out(1))
+    finally:
+        nodes.network.put_in(1)
+    assert cells[0].ok().value == "1" and "node lost: 1 node, 1 rank; workers start again" in cells[0].stderr
+    kind, text = cells[1].error or ("", cells[1].stdout)
+    assert kind in ("WorkerError", "LaunchError") and "node 0 (" in text and "cut off the network" in text, (
+        text
+    )
 
 
 @pytest.mark.skipif(not slow_wire.can_be(), reason="needs /dev/net/tun, of which slow cables are made")

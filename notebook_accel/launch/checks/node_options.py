@@ -11,7 +11,7 @@ from ..job import Rendezvous
 from .addresses import find_host_problem, find_listen_problem, find_public_address
 
 SETTINGS = ("join_timeout", "timeout", "last_call_timeout", "keep_alive_interval", "keep_alive_max_attempt")
-"""The keys of `rdzv_conf` that a run has whose nodes may join and leave."""
+"""The keys of `rdzv_conf` that a run has whose nodes may join and leave; those of its keep-alive have no effect."""
 
 
 def resolve(options: Mapping[str, Any], wrong: Collection[str]) -> tuple[Rendezvous, list[Exception]]:

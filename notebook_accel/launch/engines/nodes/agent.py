@@ -27,7 +27,6 @@ from .... import interrupts
 from ....events import Notice, Phase
 from ....topology import Topology
 from ...agent.parent_state import ParentState
-from ...job import Job
 from ...supervise.control import StopAsked
 from ...supervise.local_group import LocalWorkerGroup
 from ...supervise.worker_group import Attempt
@@ -35,11 +34,12 @@ from ...transfer import failures
 from ...worker import environment
 from ..attempts import INTERRUPT_GRACE, STOP_GRACE, describe_cause, make_outcome
 from ..base import Outcome
-from .fixed import FixedNodes
+from .meeting import NodeRendezvous
 from .outcomes import RestartCause
-from .rendezvous import OTHERS_START_AGAIN, NodeRendezvous
+from .rendezvous import OTHERS_START_AGAIN
 
 _LOOK_SECONDS = 0.05
+_TELL_SECONDS = 2.0  # in which ranks of other nodes say where they hang
 _NEWS_SHARE = 0.25  # of hang_timeout, after which the nodes exchange when they heard of a rank last
 _AGENT_SLEEP = (
     1e-6  # seconds; torch's agent sleeps before it looks at the workers, ours waits for events instead
@@ -68,7 +68,7 @@ def run_node(
         KeyboardInterrupt: the cell was interrupted; all workers have ended.
     """
     with contextlib.ExitStack() as stack:
-        handler = _make_handler(attempt.job)
+        handler = NodeRendezvous(attempt.job)
         stack.callback(handler.shutdown)
         handler.check = attempt.control.check
         handler.tell = lambda text: attempt.deliver([Notice(rank=-1, time=time.time(), text=text)])
@@ -76,16 +76,6 @@ def run_node(
         stack.callback(agent.close)
         attempt.deliver([announcement])
         return handler.conclude(agent.run_attempts, attempt.record)
-
-
-def _make_handler(job: Job) -> NodeRendezvous:
-    """Return the rendezvous handler of this node."""
-    place = job.rendezvous
-    if place.is_elastic:
-        from .elastic import ElasticNodes  # only now: it imports much of torch
-
-        return ElasticNodes(job)
-    return FixedNodes(job)
 
 
 class _UnreadEvent(Event):
@@ -268,8 +258,8 @@ class _Agent(SimpleElasticAgent):
     def _wait_for_reports(self) -> None:
         """Give other nodes time to report where their ranks hang: these fail as soon as the ranks of this node end."""
         assert self._group is not None
-        deadline = time.monotonic() + self._handler.seconds_to_tell
-        while not self._handler.share_hang(self._group.hang) and time.monotonic() < deadline:
+        deadline = time.monotonic() + _TELL_SECONDS
+        while time.monotonic() < deadline:
             self._group.poll(_LOOK_SECONDS)
 
     def _is_failure_of_other_node(self) -> bool:
@@ -284,7 +274,7 @@ class _Agent(SimpleElasticAgent):
         return _UNREAD
 
     def _exit_barrier(self) -> None:
-        self._handler.wait_for_others()
+        return
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         self.close()

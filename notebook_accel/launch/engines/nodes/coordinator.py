@@ -29,6 +29,7 @@ from .outcomes import NodeOutcome, find_cause
 _PROOF_SECONDS: Final = 10.0  # from the connection until a node has proven itself and said what it is
 _MAX_GUESTS: Final = 256
 """Connections besides those of the run's nodes; beyond it the oldest one makes room, which may try again."""
+_MOST_TURNED_AWAY: Final = 32  # of which the cell is told
 _MAX_UNREAD: Final = 1 << 22
 """Bytes that wait for a node; a value may be longer, and nothing follows it."""
 _PART_SECONDS: Final = 1.0
@@ -50,6 +51,7 @@ class _Peer:
         outcome: how its part ended, None before that.
         questions: of its ranks of this attempt, None before all are held.
         has_left: whether it has said that it leaves.
+        has_ended: whether its workers of this attempt have ended well, where nodes come and go.
         name: the name by which its pulse knows it, empty where it has none.
         pulse_of: of a silent connection, the name of the node that it belongs to; empty for other ones.
     """
@@ -63,6 +65,7 @@ class _Peer:
     outcome: NodeOutcome | None = None
     questions: Questions | None = None
     has_left: bool = False
+    has_ended: bool = False
     name: str = ""
     pulse_of: str = ""
 
@@ -88,6 +91,8 @@ class Coordinator:
         before_restart: called before workers start, from the second attempt on.
         max_losses: of which attempt on a node that is gone ends the run; before that it is waited for.
         proven: whether the key is made of a secret.
+        least: how many nodes are enough, where they come and go; 0 where all have to be there.
+        last_call: seconds that more than these are waited for at the beginning.
     """
 
     def __init__(
@@ -100,7 +105,12 @@ class Coordinator:
         before_restart: Callable[[], None],
         max_losses: int = 0,
         proven: bool = False,
+        least: int = 0,
+        last_call: float = 0.0,
     ) -> None:
+        self._least, self._last_call = least, last_call
+        self._calling: asyncio.TimerHandle | None = None
+        self._num_turned_away = 0
         self._listening = listening
         self._max_losses = max_losses
         self._key = key
@@ -284,6 +294,10 @@ class Coordinator:
             return
         elif message.kind == "value":
             self._value, self._value_from = message, peer
+        elif message.kind == "ended":
+            peer.has_ended = message.value == self._attempt
+            self._consider_stop()
+            self._consider_end()
         elif message.kind == "held":
             peer.questions = message.value
             self._consider_stop()
@@ -297,6 +311,9 @@ class Coordinator:
     def _meet(self, newcomer: _Peer) -> None:
         if self._is_over:
             newcomer.tell(Message("over"))
+            return
+        if self._least:
+            self._admit(newcomer)
             return
         if self._members and newcomer not in self._members and (problem := self._seat(newcomer)):
             newcomer.tell(Message("refused", problem))
@@ -351,6 +368,80 @@ class Coordinator:
             self._before_restart()
         self._send_roster()
 
+    def _admit(self, newcomer: _Peer) -> None:
+        """Let a node into a run whose nodes come and go, if it fits to the one that holds the store."""
+        self._turn_away()
+        if newcomer.node is None:
+            return
+        if self._members:
+            if newcomer not in self._members:
+                newcomer.attempt = self._attempt + 1
+            living = self._list_living()
+            may_join = len(living) < self._num_nodes and not any(member.has_ended for member in living)
+            if newcomer.attempt > self._attempt and (newcomer in living or may_join):
+                for member in living:
+                    if member is not newcomer:
+                        member.tell(Message("again", (self._attempt + 1, "")))
+        self._check_some()
+
+    def _turn_away(self) -> None:
+        """Refuse the nodes that do not fit to the one that holds the store."""
+        host = next((peer for peer in self._peers if peer.is_host), None)
+        if host is None or host.node is None:
+            return
+        for peer in self._peers:
+            if peer is host or peer.node is None or peer in self._members:
+                continue
+            new = replace(peer.node, node_rank=-1)
+            if found := node_info.find_disagreements([host.node, new], complete=True):
+                text = "\n".join(f"  - {line}" for line in found)
+                said = f"this node does not fit to the one that holds the run together:\n{text}"
+                peer.tell(Message("refused", said))
+                peer.node = None
+                self._num_turned_away += 1
+                if self._num_turned_away <= _MOST_TURNED_AWAY:
+                    host.tell(Message("turned away", f"{new.host} was not let into the run:\n{text}"))
+
+    def _list_living(self) -> list[_Peer]:
+        """Return the nodes that take part and are there."""
+        return [member for member in self._members if member in self._peers and not member.has_left]
+
+    def _check_some(self, *, is_last: bool = False) -> None:
+        """Start the attempt where enough nodes are there, of those that come and go.
+
+        Args:
+            is_last: whether more than enough were waited for.
+        """
+        there = [peer for peer in self._peers if peer.node is not None and peer.attempt > self._attempt]
+        living = self._list_living()
+        is_ready = any(peer.is_host for peer in there) and all(member in there for member in living)
+        if self._is_over or not is_ready or len(there) < self._least:
+            nodes = [replace(peer.node, same={}) for peer in there if peer.node is not None]
+            for peer in there:
+                peer.tell(Message("present", nodes))
+            return
+        if not self._members and len(there) < self._num_nodes and not is_last:
+            assert self._loop is not None
+            if self._calling is not None:
+                self._calling.cancel()
+            self._calling = self._loop.call_later(self._last_call, lambda: self._check_some(is_last=True))
+            return
+        order = sorted(
+            there, key=lambda peer: (not peer.is_host, peer not in living, peer.node and peer.node.node_rank)
+        )
+        self._members = order[: self._num_nodes]
+        self._attempt += 1
+        for member in self._members:
+            member.has_ended = False
+        self._send_roster()
+
+    def _consider_end(self) -> None:
+        """Say that the workers of all nodes have ended well."""
+        living = self._list_living()
+        if living and all(member.has_ended for member in living):
+            for member in living:
+                member.tell(Message("all ended"))
+
     def _describe_full(self) -> str:
         names = ", ".join(member.node.name for member in self._members if member.node is not None)
         return (
@@ -389,7 +480,11 @@ class Coordinator:
 
     def _consider_stop(self) -> None:
         """Say at which question the ranks stop, once those of all nodes that have not ended are held."""
-        running = [member for member in self._members if member.outcome is None]
+        running = [
+            member
+            for member in (self._list_living() if self._least else self._members)
+            if member.outcome is None and not member.has_ended
+        ]
         held = [member.questions for member in running if member.questions is not None]
         if held and len(held) == len(running):
             questions = Questions(min(each.least for each in held), max(each.most for each in held))
@@ -411,7 +506,9 @@ class Coordinator:
         if peer not in self._peers:
             return
         self._peers.remove(peer)
-        if peer not in self._members:
+        if self._least:
+            self._note_gone_of_some(peer)
+        elif peer not in self._members:
             self._check_complete()
         elif (
             peer.node is not None
@@ -427,6 +524,18 @@ class Coordinator:
                 return
             self._take_outcome(peer, NodeOutcome(node=peer.node, kind="lost", text=text))
 
+    def _note_gone_of_some(self, peer: _Peer) -> None:
+        """Let the other nodes start again without one that is gone."""
+        if peer in self._members and peer.outcome is None and not peer.has_ended and not self._outcomes:
+            left = sum(each.node is not None for each in self._peers)
+            nodes = "1 node" if left == 1 else f"{left} nodes"
+            text = "" if left >= self._least else f"{nodes} left, at least {self._least} are needed"
+            for member in self._list_living():
+                member.tell(Message("again", (self._attempt + 1, text)))
+        self._check_some()
+        self._consider_end()
+        self._consider()
+
     def _consider(self) -> None:
         """Decide why the run ended: once all nodes have ended, or a while after the first one failed.
 
@@ -436,7 +545,8 @@ class Coordinator:
             return
         cause = find_cause(self._outcomes)
         is_lost = cause is not None and cause.kind == "lost"
-        if is_lost or all(member.outcome is not None for member in self._members):
+        members = self._list_living() if self._least else self._members
+        if is_lost or all(member.outcome is not None for member in members):
             self._decide()
         elif cause is not None and self._settling is None:
             assert self._loop is not None

@@ -41,6 +41,7 @@ MessageKind = Literal[
     "node",  # I am here: (NodeInfo, attempt, whether I hold the store)
     "outcome",  # my part has ended: NodeOutcome
     "bye",  # I leave, and want nothing more
+    "ended",  # my workers of this attempt have ended well, where nodes come and go: number of the attempt
     "held",  # my ranks are held: Questions
     "name",  # I am the node of this name, which nobody else has
     "pulse",  # this connection is silent from now on: without answers the node of this name is cut off; see `pulse`
@@ -53,6 +54,8 @@ MessageKind = Literal[
     # from the coordinator
     "present",  # these nodes are here, others are not: list of NodeInfo
     "roster",  # all are here: Roster
+    "turned away",  # a node does not fit to the run: a sentence, for the cell of the node that holds the store
+    "all ended",  # the workers of all nodes have ended well
     "refused",  # you cannot take part: why
     "over",  # the run has ended
     "again",  # another node starts its workers again, or is waited for: number of the attempt; whom, or empty
@@ -73,7 +76,10 @@ _TYPES: Final[Mapping[MessageKind, Any]] = {
     "news": None,
     "ask": None,
     "stop": None,
+    "ended": int,
     "held": Questions,
+    "turned away": str,
+    "all ended": None,
     "present": list[NodeInfo],
     "roster": Roster,
     "refused": str,

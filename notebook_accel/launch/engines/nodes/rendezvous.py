@@ -1,22 +1,15 @@
-"""How nodes meet: handlers for torch elastic's agent, whose waits an interrupt ends."""
+"""Waits for other nodes, and what is said of one that is lost."""
 
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler
-
 from ....errors import LaunchError
-from ....stream.record import RunRecord
-from ...job import Rendezvous
 from ...supervise.stop_agreement import Questions
 from ...transfer import failures
-from ..base import Outcome
-from .outcomes import RestartCause
 
 OTHERS_START_AGAIN = "another node starts its workers again"
 _NOTICE_SECONDS = (3.0, 10.0, 30.0)
@@ -89,129 +82,6 @@ class StopState:
     is_asked: bool = False
     is_held: bool = False
     questions: Questions | None = None
-
-
-class NodeRendezvous(RendezvousHandler):
-    """What the ways to meet have in common; most methods do nothing unless a subclass needs them.
-
-    Attributes:
-        attempt: which start of the workers this is, counted from 0, alike on all nodes.
-        check: called now and then during waits; its exception ends the wait.
-        tell: takes sentences for the cell.
-        interface: the network interface by which this node reaches the others, None where nobody knows.
-        num_missed: how often the workers of this run had started again before this node came.
-        is_called_off: whether something happened on another node that ends the run.
-        seconds_to_tell: how long ranks of other nodes have, in a hang, to say where they are.
-        seconds_to_notice: how long it takes at most until a lost node is noticed; 0 where none may be lost.
-    """
-
-    use_agent_store = True
-    attempt = -1
-    seconds_to_notice = 0.0
-    seconds_to_tell = 0.0
-    is_called_off = False
-    num_missed = 0
-
-    def __init__(self, place: Rendezvous) -> None:
-        self._place = place
-        self.check: Callable[[], None] = lambda: None
-        self.tell: Callable[[str], None] = lambda text: None
-        self.interface: str | None = None
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def get_run_id(self) -> str:
-        return self._place.run_id
-
-    def wait_for_others(self) -> None:
-        """Wait as long as other nodes need this one, after its workers have ended well."""
-
-    def finish_attempt(self) -> bool:
-        """Say that this node's workers have ended well; return whether those of all nodes have.
-
-        While others run, one of them may fail, and then all workers start again.
-        """
-        return True
-
-    def wait_for_change(self, seconds: float) -> bool:
-        """Wait for news of a lost or restarting node, which would explain why workers here lost a peer.
-
-        Args:
-            seconds: how long to wait.
-
-        Returns:
-            Whether there was such news.
-        """
-        return False
-
-    def explain_restart(self, world_size: int) -> str:
-        """Return why workers start again because of other nodes; empty where these said nothing.
-
-        Args:
-            world_size: the new number of ranks.
-        """
-        return ""
-
-    def share_cause(self, cause: RestartCause) -> None:
-        """Tell other nodes why the workers of this node start again; comes before it meets them again.
-
-        Args:
-            cause: what happened here.
-        """
-
-    def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
-        """Exchange with other nodes whether anything was heard of ranks.
-
-        Args:
-            news: when something was heard last of ranks here, by the monotonic clock.
-            ask: whether the ranks here are being asked where they are.
-            every: seconds between two messages about news.
-
-        Returns:
-            When something was heard last of ranks elsewhere, by this node's monotonic clock; and whether another node
-            has begun to ask its ranks since the last call.
-        """
-        return 0.0, False
-
-    def share_hang(self, report: str) -> bool:
-        """Tell other nodes where the ranks of this node hang; return whether all have told it.
-
-        Args:
-            report: the hang's.
-        """
-        return False
-
-    @abstractmethod
-    def make_host_error(self, error: BaseException) -> LaunchError:
-        """Return the error of a launch whose store is gone, with the name of the node that held it.
-
-        Args:
-            error: what a call of the store raised.
-        """
-
-    @abstractmethod
-    def share_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
-        """Exchange with other nodes how a stop of the run stands; see `ShareStop`."""
-
-    @abstractmethod
-    def conclude(self, run_workers: Callable[[], Outcome], record: RunRecord) -> Outcome:
-        """Run this node's part, and agree with the other nodes on how the run ended.
-
-        Args:
-            run_workers: runs this node's workers to their end, and returns how they ended.
-            record: has the results of this node's ranks.
-
-        Returns:
-            How the run ended, alike on all nodes.
-        """
-
-    def describe_shortage(self) -> str:
-        """Return that nodes are gone and have to come back, empty where enough are left."""
-        return ""
 
 
 def describe_lost_host(name: str, address: str) -> str:

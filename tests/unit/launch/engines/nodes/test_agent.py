@@ -12,7 +12,7 @@ from torch.distributed.elastic import events
 
 from notebook_accel import LaunchError, notebook_launcher
 from notebook_accel.launch.engines.nodes import agent
-from notebook_accel.launch.engines.nodes.fixed import FixedNodes
+from notebook_accel.launch.engines.nodes.meeting import NodeRendezvous
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo, Roster
 from notebook_accel.launch.job import Rendezvous
 from tests.unit.jobs import make_job
@@ -54,7 +54,7 @@ def test_a_store_that_is_lost_while_ranks_are_given_out_is_a_sentence(
 ) -> None:
     """Torch's agent asks it, and lets its own errors through."""
     place = Rendezvous(address="127.0.0.1", port=port, num_nodes=2, node_rank=1)
-    handler = FixedNodes(make_job(_own_rank, distributed=True, rendezvous=place))
+    handler = NodeRendezvous(make_job(_own_rank, distributed=True, rendezvous=place))
     nodes = [NodeInfo(node_rank=rank, host=f"gpu{rank}", processes=1) for rank in range(2)]
     handler._roster = Roster(node_rank=1, host_rank=0, nodes=nodes, addresses=["127.0.0.1"] * 2)
     led = agent._Agent.__new__(agent._Agent)

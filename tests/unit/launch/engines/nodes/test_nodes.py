@@ -1,22 +1,18 @@
-"""Nodes that meet: clocks that differ, and waits."""
+"""Nodes that meet, come and go, and wait for each other."""
 
 from __future__ import annotations
 
-import pickle
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
-from torch.distributed import HashStore, TCPStore
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
+from torch.distributed import TCPStore
 
 from notebook_accel.errors import LaunchError
-from notebook_accel.launch.engines.nodes import elastic, stores
-from notebook_accel.launch.engines.nodes.dynamic import Backend
-from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
-from notebook_accel.launch.engines.nodes.fixed import FixedNodes
+from notebook_accel.launch.engines.nodes import stores
+from notebook_accel.launch.engines.nodes.meeting import NodeRendezvous
 from notebook_accel.launch.engines.nodes.outcomes import RestartCause
 from notebook_accel.launch.job import Job, Rendezvous
 from notebook_accel.launch.supervise.control import StopAsked
@@ -25,85 +21,85 @@ from tests.ports import free_port
 from tests.unit.clock import PATIENCE_S
 from tests.unit.jobs import make_job
 
-LAST_CALL = timedelta(minutes=1)
-LATE, RIGHT = _NodeDesc("late", 1, 0), _NodeDesc("right", 2, 0)
-Beats = dict[_NodeDesc, datetime]
-
-
-def now() -> datetime:
-    return datetime.now(timezone.utc)
-
-
-def state_of(backend: Backend) -> _RendezvousState:
-    found = backend.get_state()
-    assert found is not None
-    return pickle.loads(found[0])
-
-
-def told(backend: Backend, beats: Beats, deadline: datetime | None = None) -> None:
-    """Write a state, as torch's handler does."""
-    found = backend.get_state()
-    state = _with(_RendezvousState(), beats)
-    state.deadline = deadline
-    answer = backend.set_state(pickle.dumps(state), None if found is None else found[1])
-    assert answer is not None and answer[2], "it was written"
-
-
-def _with(state: _RendezvousState, beats: Beats) -> _RendezvousState:
-    state.last_heartbeats = beats
-    return state
-
-
-def test_clocks_of_nodes_may_differ() -> None:
-    """A node counts as lost where it says nothing new, whatever time it has."""
-    store = HashStore()
-    late, right = Backend(store, "run", LAST_CALL), Backend(store, "run", LAST_CALL)
-    hour = timedelta(hours=1)
-    beat = now() - hour
-    told(late, {LATE: beat}, beat + LAST_CALL)
-    first = state_of(right)
-    assert now() - first.last_heartbeats[LATE] < timedelta(minutes=5)
-    assert first.deadline is not None and timedelta() < first.deadline - now() <= LAST_CALL
-    assert state_of(right).last_heartbeats == first.last_heartbeats, "nothing new was said"
-
-    own = now()
-    told(right, {**first.last_heartbeats, RIGHT: own}, first.deadline)
-    second = state_of(late)
-    assert second.last_heartbeats[LATE] == beat and second.deadline == beat + LAST_CALL, "as it wrote them"
-    told(late, {**second.last_heartbeats, LATE: beat + LAST_CALL}, None)
-    state, token = late.get_state() or (b"", b"")
-    told(right, {**state_of(right).last_heartbeats, RIGHT: own + LAST_CALL})
-    beats = {**second.last_heartbeats, LATE: beat + 2 * LAST_CALL}
-    answer = late.set_state(pickle.dumps(_with(pickle.loads(state), beats)), token)
-    assert answer is not None and not answer[2], "another node was first"
-    assert pickle.loads(answer[0]).last_heartbeats[LATE] == beat + LAST_CALL, "to be written again"
-    third = state_of(right)
-    assert third.last_heartbeats[LATE] > first.last_heartbeats[LATE] and third.deadline is None
-    assert third.last_heartbeats[RIGHT] == own + LAST_CALL
-
 
 def place(**more: object) -> Rendezvous:
     return Rendezvous(**{"address": "127.0.0.1", "port": free_port(), **more})  # type: ignore[arg-type]
 
 
-def job(where: Rendezvous) -> Job:
-    return make_job(now, distributed=True, rendezvous=where)
+def job(where: Rendezvous, **more: Any) -> Job:
+    return make_job(len, distributed=True, rendezvous=where, **more)
 
 
-def test_a_node_that_is_enough_begins_however_short_it_waits_for_others(
-    port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(elastic, "_ROUND_SECONDS", PATIENCE_S)  # what torch needs, on a busy machine too
+def test_a_node_that_is_enough_begins_however_short_it_waits_for_others(port: int) -> None:
     where = place(port=port, num_nodes=2, min_nodes=1, backend="c10d", settings={"join_timeout": 0.5})
-    nodes = ElasticNodes(job(where))
+    nodes = NodeRendezvous(job(where))
     try:
         assert nodes.next_rendezvous().world_size == 1
     finally:
         nodes.shutdown()
 
 
+def test_nodes_that_do_not_fit_are_turned_away_and_shown_a_few_times(port: int) -> None:
+    settings = {"join_timeout": PATIENCE_S, "last_call_timeout": 0.1}
+    common = {"port": port, "num_nodes": 3, "min_nodes": 1, "backend": "c10d", "settings": settings}
+    host, told = NodeRendezvous(job(place(node_rank=0, **common))), list[str]()
+    host.tell = told.append
+    host.next_rendezvous()
+    try:
+        for _ in range(40):
+            guest = NodeRendezvous(job(place(node_rank=1, **common), max_restarts=3))
+            with pytest.raises(LaunchError, match=r"max_restarts: 0 on node 0 \(.*\); 3 on a new node"):
+                guest.next_rendezvous()
+            guest.shutdown()
+        end = time.monotonic() + PATIENCE_S
+        while len(told) < 32 and time.monotonic() < end:
+            assert not host.num_nodes_waiting()
+        assert len(told) == 32 and "was not let into the run" in told[0]
+    finally:
+        host.shutdown()
+
+
+def test_nodes_join_and_leave(port: int) -> None:
+    """Those that are there meet again each time; nobody is let in once workers have ended well."""
+    settings = {"join_timeout": PATIENCE_S, "last_call_timeout": 0.1}
+    common = {"port": port, "num_nodes": 3, "min_nodes": 1, "backend": "c10d", "settings": settings}
+    nodes = [NodeRendezvous(job(place(node_rank=min(rank, 1), **common))) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+
+        def meet(*ranks: int) -> list[tuple[int, int]]:
+            found = [pool.submit(nodes[rank].next_rendezvous) for rank in ranks]
+            return [(each.result(PATIENCE_S).rank, each.result().world_size) for each in found]
+
+        def wait_for_news(rank: int) -> None:
+            end = time.monotonic() + PATIENCE_S
+            while not nodes[rank].num_nodes_waiting() and time.monotonic() < end:
+                time.sleep(0.01)
+
+        assert meet(0) == [(0, 1)]
+        joining = pool.submit(nodes[1].next_rendezvous)
+        wait_for_news(0)
+        assert meet(0) == [(0, 2)] and joining.result(PATIENCE_S).rank == 1
+        assert nodes[0].explain_restart(4) == "node joined: 2 nodes, 4 ranks; workers start again"
+        assert nodes[1].attempt == nodes[0].attempt == 1 and nodes[1].num_missed == 0
+        nodes[1].shutdown()
+        wait_for_news(0)
+        assert meet(0) == [(0, 1)]
+        assert nodes[0].explain_restart(2) == "node lost: 1 node, 2 ranks; workers start again"
+        assert nodes[0].describe_shortage() == ""
+        while not nodes[0].finish_attempt():
+            time.sleep(0.01)
+        late = pool.submit(nodes[2].next_rendezvous)
+        time.sleep(0.5)
+        assert not nodes[0].num_nodes_waiting() and not late.done()
+        nodes[0].shutdown()
+        with pytest.raises(LaunchError):
+            nodes[2]._seconds = 0.1
+            late.result(PATIENCE_S)
+        nodes[2].shutdown()
+
+
 def test_a_stop_of_the_node_that_holds_the_store_reaches_the_others_on_a_busy_machine(port: int) -> None:
-    nodes = [FixedNodes(job(place(port=port, num_nodes=3, node_rank=rank))) for rank in range(2)]
+    nodes = [NodeRendezvous(job(place(port=port, num_nodes=3, node_rank=rank))) for rank in range(2)]
     said: list[str] = []
 
     def stop_where_one_is_there() -> None:
@@ -136,7 +132,7 @@ def test_a_stop_of_the_node_that_holds_the_store_reaches_the_others_on_a_busy_ma
 
 
 def test_of_many_missing_nodes_some_are_named() -> None:
-    nodes = FixedNodes(job(place(num_nodes=10**12)))
+    nodes = NodeRendezvous(job(place(num_nodes=10**12)))
     assert nodes._describe_missing([]).endswith(f"node 7 (rank 7), {10**12 - 8} more nodes")
 
 
@@ -151,19 +147,16 @@ def test_a_store_that_cannot_be_made_keeps_no_port(monkeypatch: pytest.MonkeyPat
 
 
 FIXED_AGAIN = pytest.param(
-    FixedNodes,
+    0,
     marks=pytest.mark.skipif(not hasattr(TCPStore, "list_keys"), reason="this torch cannot start them again"),
 )
 
 
-@pytest.mark.parametrize("kind", [ElasticNodes, FIXED_AGAIN])
-def test_all_nodes_are_told_why_the_workers_start_again(
-    kind: type[ElasticNodes] | type[FixedNodes], port: int
-) -> None:
+@pytest.mark.parametrize("least", [3, FIXED_AGAIN], ids=["come and go", "fixed"])
+def test_all_nodes_are_told_why_the_workers_start_again(least: int, port: int) -> None:
     """One that lost a peer meets the others again before the node with the cause has told it."""
-    settings = {"keep_alive_interval": PATIENCE_S}  # no node is lost
-    common = {"port": port, "num_nodes": 3, "min_nodes": 3, "settings": settings}
-    nodes = [kind(job(place(node_rank=rank, **common))) for rank in range(3)]
+    common = {"port": port, "num_nodes": 3, "min_nodes": least}
+    nodes = [NodeRendezvous(job(place(node_rank=rank, **common))) for rank in range(3)]
     failed, follows = RestartCause(text="ValueError"), RestartCause(text="connection closed", follows=True)
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda node: node.next_rendezvous(), nodes))

@@ -8,28 +8,22 @@ import pickle
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from torch.distributed import HashStore, TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc, _RendezvousState
 
-from notebook_accel import LaunchError
 from notebook_accel.events import Failure, Pickle, RaisedError
 from notebook_accel.launch.checks import addresses
 from notebook_accel.launch.engines.base import Outcome
 from notebook_accel.launch.engines.nodes import coordinator as coordinator_module
-from notebook_accel.launch.engines.nodes import elastic, messages, outcomes
+from notebook_accel.launch.engines.nodes import messages, outcomes
 from notebook_accel.launch.engines.nodes.coordinator import Coordinator
-from notebook_accel.launch.engines.nodes.dynamic import Backend
-from notebook_accel.launch.engines.nodes.elastic import ElasticNodes
-from notebook_accel.launch.engines.nodes.fixed import FixedNodes
+from notebook_accel.launch.engines.nodes.meeting import NodeRendezvous
 from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message, MessageKind
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
@@ -251,7 +245,7 @@ def test_a_silent_connection_is_dropped_after_a_while() -> None:
 # -- nodes that come and go
 
 
-def make_elastic(port: int, secret: str | None, **more: Any) -> ElasticNodes:
+def make_elastic(port: int, secret: str | None, **more: Any) -> NodeRendezvous:
     settings = {"join_timeout": PATIENCE_S, "last_call_timeout": 0.2, "keep_alive_max_attempt": 100}
     place: dict[str, Any] = {
         "address": "127.0.0.1",
@@ -262,34 +256,7 @@ def make_elastic(port: int, secret: str | None, **more: Any) -> ElasticNodes:
     }
     rendezvous = Rendezvous(**{**place, "settings": settings, "trust": Trust(secret), **more})
     job: Job = make_job(len, distributed=True, rendezvous=rendezvous)
-    return ElasticNodes(job)
-
-
-@pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
-def test_nothing_of_the_store_is_loaded(secret: str | None, hostile: bytes, port: int) -> None:
-    nodes = make_elastic(port, secret)
-    said: list[str] = []
-    nodes.tell = said.append
-    try:
-        found = nodes.next_rendezvous()
-        stranger = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=PATIENCE_S))
-        for key in (elastic._OUTCOME, f"{elastic._TURNED_AWAY}/0", "torch.rendezvous.none"):
-            stranger.set(key, hostile)
-        assert nodes._read_outcome() is None
-        nodes._report_turned_away()
-        assert said == []
-        assert nodes._meeting is not None
-        assert nodes._meeting.look(fresh=True) == ({0}, 0, False), "the state that was known"
-        nodes._write_outcome(make_failure(hostile))
-        outcome = nodes._read_outcome()
-        assert outcome is not None and outcome.failure is not None and outcome.failure.error is not None
-        assert outcome.failure.error.pickled == (hostile if secret else None)
-        stranger.set(elastic._NODE, hostile)
-        with pytest.raises(LaunchError, match="this node does not fit to the run at"):
-            make_elastic(port, secret, node_rank=1).next_rendezvous()
-        assert found.world_size == 1
-    finally:
-        nodes.shutdown()
+    return NodeRendezvous(job)
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
@@ -300,45 +267,16 @@ def test_nodes_that_come_and_go_meet(secret: str | None, port: int) -> None:
         try:
             found = [each.result(2 * PATIENCE_S) for each in meeting]
             assert [(each.rank, each.world_size) for each in found] == [(0, 2), (1, 2)]
-            assert [each.finish_attempt() for each in nodes] == [False, True]
-            nodes[1]._write_outcome(make_failure(b"a pickle"))
-            outcome = nodes[0]._read_outcome()
-            assert outcome is not None and outcome.node == node(1)
+            assert not nodes[0].finish_attempt()
+            end = time.monotonic() + PATIENCE_S
+            nodes[1].finish_attempt()
+            while not all(each.finish_attempt() for each in nodes):
+                assert time.monotonic() < end
+                time.sleep(0.01)
         finally:
             for each in reversed(nodes):
                 each.set_closed()
                 each.shutdown()
-
-
-@pytest.mark.parametrize(
-    ("own", "text"),
-    [(None, "this node has none"), ("another secret, as long", "another secret than this node")],
-)
-def test_a_node_with_another_secret_is_told(own: str | None, text: str, port: int) -> None:
-    nodes = make_elastic(port, SECRET)
-    try:
-        nodes.next_rendezvous()
-        with pytest.raises(LaunchError, match=text):
-            make_elastic(port, own, node_rank=1).next_rendezvous()
-    finally:
-        nodes.shutdown()
-
-
-@pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
-def test_a_state_that_a_stranger_wrote_is_written_over(secret: str | None, hostile: bytes) -> None:
-    store = HashStore()
-    backend = Backend(store, "run", timedelta(seconds=2), Trust(secret))
-    state = _RendezvousState()
-    state.round, state.participants = 3, {_NodeDesc("one", 1, 0): 0}
-    assert backend.set_state(pickle.dumps(state)) is not None
-    store.set("torch.rendezvous.run", hostile)
-    known, token = backend.get_state() or (b"", b"")
-    assert pickle.loads(known).round == 3
-    state.round = 4
-    answer = backend.set_state(pickle.dumps(state), token)
-    assert answer is not None and answer[2]
-    other = Backend(store, "run", timedelta(seconds=2), Trust(secret))
-    assert pickle.loads((other.get_state() or (b"", b""))[0]).participants == state.participants
 
 
 def test_a_stranger_that_stays_keeps_no_host(meeting: Meeting) -> None:
@@ -417,9 +355,9 @@ def test_long_errors_arrive_as_errors(meeting: Meeting) -> None:
     assert outcomes.shorten(short, messages.MEMBER_LIMIT.value) is short
 
 
-def make_fixed(**more: Any) -> FixedNodes:
+def make_fixed(**more: Any) -> NodeRendezvous:
     place: dict[str, Any] = {"address": "127.0.0.1", "port": free_port(), "num_nodes": 2, **more}
-    return FixedNodes(make_job(len, distributed=True, rendezvous=Rendezvous(**place)))
+    return NodeRendezvous(make_job(len, distributed=True, rendezvous=Rendezvous(**place)))
 
 
 def test_a_node_without_a_secret_shortens_its_outcome() -> None:
@@ -441,39 +379,3 @@ def test_a_second_node_of_a_machine_connects_where_ports_may_be_shared(
             addresses, "find_listen_problem", lambda host, port: find(host, port) if host else ""
         )
         assert nodes._host_run() is None
-
-
-def test_the_users_own_argument_is_not_blamed_on_a_stranger(monkeypatch: pytest.MonkeyPatch) -> None:
-    nodes = make_elastic(free_port(), None)
-
-    def refuse() -> None:
-        raise ValueError("an argument is wrong")
-
-    monkeypatch.setattr(nodes, "_try_to_meet", refuse)
-    with pytest.raises(ValueError, match=r"^an argument is wrong$"):
-        nodes.next_rendezvous()
-
-
-def meet_in(nodes: ElasticNodes, monkeypatch: pytest.MonkeyPatch, entry: bytes) -> str:
-    """Let a node meet in a round in which a stranger wrote the node's entry; return what the launch says."""
-
-    class Written(HashStore):
-        """A store in which the stranger is always last."""
-
-        def set(self, key: str, value: Any) -> None:
-            super().set(key, entry if key == "node 0" else value)
-
-    store = Written()
-    nodes._meeting = cast(Any, SimpleNamespace(round=0, look=lambda: ({0}, 0, False)))
-    found = RendezvousInfo(store, 0, 1, RendezvousStoreInfo("127.0.0.1", 1))
-    monkeypatch.setattr(nodes, "_try_to_meet", lambda: found)
-    with pytest.raises(LaunchError) as caught:
-        nodes.next_rendezvous()
-    return str(caught.value)
-
-
-def test_a_place_in_a_round_that_a_stranger_wrote(hostile: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launch says so, and nothing is loaded."""
-    for entry in (hostile, b"[1, 2]", b'[false, 0, 0, "", 1]', b'[false, 0, 7, ""]'):
-        said = meet_in(make_elastic(free_port(), None), monkeypatch, entry)
-        assert said.startswith("a stranger wrote into the store at 127.0.0.1:")

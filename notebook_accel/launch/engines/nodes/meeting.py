@@ -1,4 +1,4 @@
-"""A fixed number of nodes: they meet, check that they fit together, and end with one cause or value."""
+"""How nodes meet: they check that they fit together, may come and go, and end with one cause or value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from torch.distributed import DistError, PrefixStore
-from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from ....errors import LaunchError
 from ....stream.record import RunRecord
@@ -30,7 +30,6 @@ from .node_info import NodeInfo, Roster, describe_node
 from .node_store import NodeStore
 from .outcomes import NodeOutcome, RestartCause
 from .rendezvous import (
-    NodeRendezvous,
     PeerWait,
     StopState,
     describe_lost_host,
@@ -46,34 +45,53 @@ _SOON_SECONDS: Final = 2.0  # at the beginning, in which a node that waits looks
 _PEER_SECONDS: Final = 3.0  # in which a node 0 looks for another one at an address that is not its own
 _OWN_SECONDS: Final = 60.0  # to connect to what this process itself has opened
 _NAMED: Final = 8  # nodes that a message names
+_LAST_CALL_SECONDS: Final = 2.0
 _VERDICT_SECONDS: Final = 10.0
+_CUT_SECONDS: Final = 15.0  # in which a cut network is noticed
 _NOTICE_SECONDS: Final = 3.0  # in which the word of a lost node comes, where ranks have lost those of it
 _LEAVE_SECONDS: Final = 5.0
 _HEARD_SECONDS: Final = 10.0  # in which a thread of this process reads what another one has said
 _STOP_SECONDS: Final = 30.0
 
 
-class FixedNodes(NodeRendezvous):
-    """The rendezvous of a fixed number of nodes, by their given ranks (`static`) or in the order they come in (`c10d`).
+class NodeRendezvous(RendezvousHandler):
+    """How nodes meet, for torch elastic's agent: by their given ranks (`static`), or in the order they come in.
 
-    One node holds torch's store, at the address that all know, and runs the coordinator, whose port is in the store.
+    One node holds torch's store, at the address that all know, and runs the coordinator, whose port is in the store. A
+    fixed number of nodes has to be there; of a range, those that are there start again whenever one comes or goes.
 
     Args:
         job: what this node is to run.
+
+    Attributes:
+        attempt: which start of the workers this is, counted from 0, alike on all nodes.
+        check: called now and then during waits; its exception ends the wait.
+        tell: takes sentences for the cell.
+        interface: the network interface by which this node reaches the others, None where nobody knows.
+        num_missed: how often the workers of this run had started again before this node came.
+        is_called_off: whether something happened on another node that ends the run.
+        seconds_to_notice: how long it takes at most until a lost node is noticed; 0 where none may be lost.
     """
 
-    seconds_to_tell = 2.0
+    use_agent_store = True
 
     def __init__(self, job: Job) -> None:
-        super().__init__(job.rendezvous)
-        place = job.rendezvous
+        self._place = place = job.rendezvous
+        self.check: Callable[[], None] = lambda: None
+        self.tell: Callable[[str], None] = lambda text: None
+        self.interface: str | None = None
+        self.attempt, self.num_missed, self.is_called_off = -1, 0, False
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._host, self._port = str(host).strip("[]"), int(port or 0)
         self._trust = place.trust
         self._wants_first = job.returns == "first"
         self._node = describe_node(job)
         self._seconds = read_join_seconds(place.settings or {})
-        self._elects = place.backend != "static"
+        self._is_elastic = place.is_elastic
+        self._elects = place.backend != "static" or place.is_elastic
+        self._is_finished = self._has_told_end = False
+        self._before = 0  # nodes of the last attempt
+        self._workers_store: Any = None
         self._store: NodeStore | None = None
         self._coordinator: Coordinator | None = None
         self._connection: CoordinatorConnection | None = None
@@ -82,6 +100,8 @@ class FixedNodes(NodeRendezvous):
         self._gone = ""
         self._causes: list[RestartCause] = []
         self.seconds_to_notice = _NOTICE_SECONDS if job.max_restarts else 0.0
+        if self._is_elastic:
+            self.seconds_to_notice = _CUT_SECONDS
         self._max_restarts = job.max_restarts
         self._verdict: Message | None = None
         self._value: Message | None = None
@@ -93,6 +113,15 @@ class FixedNodes(NodeRendezvous):
     def get_backend(self) -> str:
         return "nodes"
 
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        pass
+
+    def get_run_id(self) -> str:
+        return self._place.run_id
+
     # -- meeting
 
     def next_rendezvous(self) -> RendezvousInfo:
@@ -102,18 +131,27 @@ class FixedNodes(NodeRendezvous):
             LaunchError: a node does not come in time, has left, or does not fit to the others.
         """
         self.attempt += 1
-        who = f"node {self._place.node_rank} of {self._place.num_nodes}"
+        who = "this node" if self._is_elastic else f"node {self._place.node_rank} of {self._place.num_nodes}"
         wait = PeerWait(self._seconds, who, self.tell, self.check)
         if self._connection is None:
             self._connection = self._open(wait)
-        if self.attempt and self._coordinator is not None and not hasattr(self._store, "list_keys"):
+        if (
+            self.attempt
+            and self._coordinator is not None
+            and not self._is_elastic
+            and not hasattr(self._store, "list_keys")
+        ):
             raise LaunchError(
                 "workers of a fixed number of nodes can only start again with torch 2.10 or newer"
             )
+        self._before = 0 if self._roster is None else len(self._roster.nodes)
+        self._workers_store = None  # the next one may need its port
         self._roster = roster = self._wait_for_all(wait)
         self._others_ask, self._stop = False, StopState()  # that was about workers of the last attempt
+        self._is_finished = self._has_told_end = False
         if self.attempt < roster.attempt:
-            self.attempt = self.num_missed = roster.attempt
+            self.attempt = roster.attempt
+            self.num_missed = 0 if self._is_elastic else roster.attempt
         if wait.is_reported:
             self.tell(f"all {self._place.num_nodes} nodes are there, after {wait.waited:.0f} s")
         others = [address for rank, address in enumerate(roster.addresses) if rank != roster.node_rank]
@@ -123,8 +161,21 @@ class FixedNodes(NodeRendezvous):
         assert self._store is not None
         agents = PrefixStore(f"{_PREFIX}attempt {self.attempt}/agents", self._store.inner)
         store: Any = NodeStore(agents, like=self._store)
-        where = RendezvousStoreInfo(master_addr=self._host, master_port=self._port)
-        return RendezvousInfo(store, roster.node_rank, self._place.num_nodes, where)
+        port = self._open_for_workers(store) if self._is_elastic else self._port
+        where = RendezvousStoreInfo(master_addr=self._host, master_port=port)
+        return RendezvousInfo(store, roster.node_rank, len(roster.nodes), where)
+
+    def _open_for_workers(self, store: Any) -> int:
+        """Return the port of a new store for the workers: of a run whose nodes come and go each attempt has its own."""
+        name = f"{_PREFIX}attempt {self.attempt}/workers"
+        try:
+            if self._coordinator is not None:
+                self._workers_store = stores.open_store(replace(self._place, address=self._host, port=0))
+                store.set(name, self._trust.write(name, int, self._workers_store.port))
+            port: int = self._trust.read(name, int, store.get(name))
+        except DistError as error:
+            raise self.make_host_error(error) from None
+        return port
 
     def _wait_for_all(self, wait: PeerWait) -> Roster:
         """Return the roster, once all nodes are there."""
@@ -134,6 +185,8 @@ class FixedNodes(NodeRendezvous):
             assert self._connection is not None
             message = self._connection.hear(_LOOK_SECONDS)
             if message is None and not self._connection.is_lost:
+                if self._is_elastic and wait.waited > self._seconds:
+                    raise LaunchError(self._describe_too_few())
                 wait.look(self._describe_missing(present))
             elif message is None or message.kind == "over":
                 if self.attempt or self._coordinator is not None:
@@ -169,6 +222,8 @@ class FixedNodes(NodeRendezvous):
 
     def _describe_missing(self, present: Sequence[NodeInfo]) -> str:
         """Return whom this node waits for."""
+        if self._is_elastic:
+            return f"others, {len(present)} of at least {_format_count(self._place.min_nodes, 'node')} there"
         count, ranks = self._place.num_nodes, {node.node_rank for node in present}
         if self._elects and self._roster is None:
             more = count - len(present)
@@ -227,7 +282,7 @@ class FixedNodes(NodeRendezvous):
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             raise LaunchError(f"node 0 cannot open a store at {where}: {reason}") from None
         store.set_timeout(timedelta(seconds=self._seconds))
-        token = proof.make_key()
+        token, settings = proof.make_key(), self._place.settings or {}
         listening = addresses.listen_for_nodes(self._host)
         self._store, (own, port) = store, listening.getsockname()[:2]
         self._coordinator = Coordinator(
@@ -238,6 +293,8 @@ class FixedNodes(NodeRendezvous):
             before_restart=self._forget_workers,
             max_losses=self._max_restarts,
             proven=self._trust.is_proven,
+            least=self._place.min_nodes if self._is_elastic else 0,
+            last_call=float(settings.get("last_call_timeout", min(_LAST_CALL_SECONDS, self._seconds / 3))),
         )
         here = "127.0.0.1" if own in _ANYWHERE else own
         connection = self._connect_to_coordinator(here, port, token, _OWN_SECONDS)
@@ -321,10 +378,15 @@ class FixedNodes(NodeRendezvous):
             self._others_ask = True
         elif message.kind == "stop":
             self._stop.is_asked = True
+        elif message.kind == "turned away":
+            self.tell(message.value)
+        elif message.kind == "all ended":
+            self._is_finished = True
         elif message.kind == "agreed":
             self._stop.questions = message.value
 
     def wait_for_change(self, seconds: float) -> bool:
+        """Wait for news of a lost or restarting node, for which workers here may have lost a peer; return whether it came."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.is_called_off:
             self.check()
@@ -334,21 +396,71 @@ class FixedNodes(NodeRendezvous):
         return False
 
     def explain_restart(self, world_size: int) -> str:
+        """Return why workers start again because of other nodes; empty where these said nothing."""
         cause = outcomes.choose_cause(self._causes)  # of the last attempt: told before the nodes met again
         self._causes = []
+        if self._is_elastic:
+            return self._explain_change(world_size, cause)
         if self._gone:
             return f"{self._gone}; it is back"
         return "" if cause is None else cause.text
 
+    def _explain_change(self, world_size: int, cause: RestartCause | None) -> str:
+        """Return which nodes have come or gone, and what happened besides."""
+        assert self._roster is not None
+        count = len(self._roster.nodes)
+        if count == self._before:
+            return "" if cause is None else cause.text
+        change = "joined" if count > self._before else "lost"
+        several = "s" if abs(count - self._before) > 1 else ""
+        size = f"{_format_count(count, 'node')}, {_format_count(world_size, 'rank')}"
+        text = f"node{several} {change}: {size}; workers start again"
+        return text if cause is None or cause.follows else f"{cause.text}; {text}"
+
+    def _describe_too_few(self) -> str:
+        least, most = self._place.min_nodes, self._place.num_nodes
+        return (
+            f"fewer than {_format_count(least, 'node')} were there after {self._seconds:g} s, "
+            f"num_nodes='{least}:{most}' asks for as many; rdzv_conf={{'join_timeout': seconds}} sets how long to wait"
+        )
+
+    def finish_attempt(self) -> bool:
+        """Say that this node's workers have ended well; return whether those of all nodes have.
+
+        While others run, nodes that come and go may start all workers again.
+        """
+        if not self._is_elastic:
+            return True
+        if not self._has_told_end and self._connection is not None:
+            self._has_told_end = True
+            self._connection.say(Message("ended", self.attempt))
+        self.num_nodes_waiting()  # takes what the others said
+        return self._is_finished
+
     def share_cause(self, cause: RestartCause) -> None:
+        """Tell other nodes why the workers of this node start again; comes before it meets them again."""
         if self._connection is not None:
             text = f"{self._find_own_node().name}: {cause.text}"
             self._connection.say(Message("cause", replace(cause, text=text)))
 
     def describe_shortage(self) -> str:
-        return f"{self._gone}; waiting until it comes back, {self._seconds:g} s at most" if self._gone else ""
+        """Return that nodes are gone and have to come back, empty where enough are left."""
+        for_whom = "waiting for others" if self._is_elastic else "waiting until it comes back"
+        between = ":" if self._is_elastic else ";"
+        return f"{self._gone}{between} {for_whom}, {self._seconds:g} s at most" if self._gone else ""
 
     def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
+        """Exchange with other nodes whether anything was heard of ranks.
+
+        Args:
+            news: when something was heard last of ranks here, by the monotonic clock.
+            ask: whether the ranks here are being asked where they are.
+            every: seconds between two messages about news.
+
+        Returns:
+            When something was heard last of ranks elsewhere, by this node's monotonic clock; and whether another node
+            has begun to ask its ranks since the last call.
+        """
         self.num_nodes_waiting()  # takes what the others said
         assert self._connection is not None
         if ask and not self._has_asked:
@@ -362,6 +474,7 @@ class FixedNodes(NodeRendezvous):
         return self._news_heard, others_ask
 
     def share_stop(self, asks: bool, own: Questions | None) -> tuple[bool, Questions | None]:
+        """Exchange with other nodes how a stop of the run stands; see `ShareStop`."""
         self.num_nodes_waiting()  # takes what the others said
         assert self._connection is not None
         stop = self._stop
@@ -376,16 +489,28 @@ class FixedNodes(NodeRendezvous):
     # -- ending
 
     def conclude(self, run_workers: Callable[[], Outcome], record: RunRecord) -> Outcome:
+        """Run this node's part, and agree with the other nodes on how the run ended.
+
+        Args:
+            run_workers: runs this node's workers to their end, and returns how they ended.
+            record: has the results of this node's ranks.
+
+        Returns:
+            How the run ended, alike on all nodes.
+        """
         try:
             outcome = run_workers()
         except BaseException as error:
             if isinstance(error, (KeyboardInterrupt, StopAsked)):
-                self._send_stopped()
+                if not self._may_leave:
+                    self._send_stopped()
             else:
                 node = self._find_own_node()
                 text = f"{node.name} failed: {failures.describe_error(error)}"
                 self._send_outcome(NodeOutcome(node=node, kind="failed", text=text))
             raise
+        if outcome.was_stopped and self._may_leave:
+            return outcome
         node = self._find_own_node()
         own = outcomes.summarize(outcome, node, is_complete=len(record.results) >= node.processes)
         if self._roster is None or self._connection is None:
@@ -404,6 +529,11 @@ class FixedNodes(NodeRendezvous):
         if cause is None or (cause.node.node_rank == own.node.node_rank and not cause.hang):
             return outcome
         return outcomes.blame(cause, outcome)
+
+    @property
+    def _may_leave(self) -> bool:
+        """Whether the others go on where this node is stopped."""
+        return self._is_elastic and self._coordinator is None
 
     def _find_own_node(self) -> NodeInfo:
         return self._roster.nodes[self._roster.node_rank] if self._roster is not None else self._node
@@ -457,6 +587,7 @@ class FixedNodes(NodeRendezvous):
         return NodeOutcome(node=node, kind="lost", text=text)
 
     def make_host_error(self, error: BaseException) -> LaunchError:
+        """Return the error of a launch whose store is gone, with the name of the node that held it."""
         assert self._roster is not None
         name = self._roster.nodes[self._roster.host_rank].name
         return name_lost_host(name, f"{self._host}:{self._port}", error)
@@ -494,5 +625,9 @@ class FixedNodes(NodeRendezvous):
                 pass  # there is nothing more to stop here
             finally:
                 coordinator.close()
-        self._store = None
+        self._store = self._workers_store = None
         return True
+
+
+def _format_count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
