@@ -386,7 +386,7 @@ class NodeRendezvous(RendezvousHandler):
             self._stop.questions = message.value
 
     def wait_for_change(self, seconds: float) -> bool:
-        """Wait for news of a lost or restarting node, for which workers here may have lost a peer; return whether it came."""
+        """Wait for news of a lost or restarting node, for which workers here lost a peer; return whether it came."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.is_called_off:
             self.check()
