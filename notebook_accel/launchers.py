@@ -149,7 +149,7 @@ def notebook_launcher(
         on_hang: `tell` reports a hang and goes on waiting. `raise` ends the run, or restarts its workers if
             `max_restarts` allows it.
         engine: what starts the processes. `inprocess` runs a single one in this process, `local` starts workers here,
-            under torch elastic where this is one node of several, `xla` starts one for each TPU chip, `ray` starts them
+            also where this is one node of several, `xla` starts one for each TPU chip, `ray` starts them
             on a Ray cluster, `ssh` on `hosts`, `slurm` on the nodes of a SLURM cluster. Other packages add engines by
             the entry points `notebook_accel.engines`. An `Engine` object is possible too. `auto` chooses by the machine
             and the other arguments.

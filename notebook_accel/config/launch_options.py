@@ -232,7 +232,7 @@ class LaunchOptions(Rows):
     )
     engine: Annotated[str, Read(checks.parse_engine)] = option(
         "auto",
-        "What starts the processes: `inprocess` none, `local` processes of this machine, and torch elastic where it "
+        "What starts the processes: `inprocess` none, `local` processes of this machine, also where it "
         "is one node of several, `xla` one for each TPU chip, `ray` Ray on a cluster, `ssh` your ssh client on "
         "`hosts`, `slurm` a SLURM cluster, or what another package adds; `auto` is what the machine and the other "
         "options need.",

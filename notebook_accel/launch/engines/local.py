@@ -1,7 +1,6 @@
 """Several processes on this machine: forks of this one, or fresh ones.
 
-Where this machine is one node of several, an agent of torch elastic leads its processes; see `nodes.agent`. One machine
-alone needs no agent, whose import takes as long as the start of its processes.
+Where this machine is one node of several, see `nodes.agent`.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class LocalEngine(GroupEngine[Plan], DetachingEngine):
         place = job.rendezvous
         if place.num_nodes == 1 and not place.is_elastic and not place.endpoint:
             return super().run(job, record, deliver, control)
-        from .nodes import agent  # only now: it imports much of torch
+        from .nodes import agent  # only now: one machine alone needs none of it
 
         attempt = Attempt(job=job, record=record, deliver=deliver, control=control)
         with self.plan(job) as plan:

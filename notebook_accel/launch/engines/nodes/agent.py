@@ -1,27 +1,12 @@
-"""The processes of this node, one of several, under an agent of torch elastic.
-
-Torch elastic does the rendezvous, the ranks and the restarts. The processes are started and watched here: their events
-are waited for instead of polled, and unlike torch's own agent this needs no signal handlers and no files.
-"""
+"""The processes of this node, one of several, whose notebooks meet."""
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
-
-from torch.distributed import DistError
-from torch.distributed.elastic.agent.server.api import (
-    RunResult,
-    SimpleElasticAgent,
-    WorkerGroup,
-    WorkerSpec,
-    WorkerState,
-)
-from torch.distributed.elastic.events import Event, EventSource
+from typing import Any, Final, Literal
 
 from .... import interrupts
 from ....events import Notice, Phase
@@ -34,16 +19,15 @@ from ...transfer import failures
 from ...worker import environment
 from ..attempts import INTERRUPT_GRACE, STOP_GRACE, describe_cause, make_outcome
 from ..base import Outcome
-from .meeting import NodeRendezvous
+from .meeting import NodeRendezvous, Seat
 from .outcomes import RestartCause
 from .rendezvous import OTHERS_START_AGAIN
 
-_LOOK_SECONDS = 0.05
-_TELL_SECONDS = 2.0  # in which ranks of other nodes say where they hang
-_NEWS_SHARE = 0.25  # of hang_timeout, after which the nodes exchange when they heard of a rank last
-_AGENT_SLEEP = (
-    1e-6  # seconds; torch's agent sleeps before it looks at the workers, ours waits for events instead
-)
+_LOOK_SECONDS: Final = 0.05
+_TELL_SECONDS: Final = 2.0  # in which ranks of other nodes say where they hang
+_NEWS_SHARE: Final = 0.25  # of hang_timeout, after which the nodes exchange when they heard of a rank last
+
+_End = Literal["done", "failed", "again"]
 
 
 def run_node(
@@ -67,34 +51,23 @@ def run_node(
         LaunchError: the nodes do not meet, or the workers cannot start.
         KeyboardInterrupt: the cell was interrupted; all workers have ended.
     """
-    with contextlib.ExitStack() as stack:
-        handler = NodeRendezvous(attempt.job)
-        stack.callback(handler.shutdown)
-        handler.check = attempt.control.check
-        handler.tell = lambda text: attempt.deliver([Notice(rank=-1, time=time.time(), text=text)])
-        agent = _Agent(attempt, handler, payload, parent_state, setup)
-        stack.callback(agent.close)
+    nodes = NodeRendezvous(attempt.job)
+    nodes.check = attempt.control.check
+    nodes.tell = lambda text: attempt.deliver([Notice(rank=-1, time=time.time(), text=text)])
+    try:
+        agent = _NodeAgent(attempt, nodes, payload, parent_state, setup)
         attempt.deliver([announcement])
-        return handler.conclude(agent.run_attempts, attempt.record)
+        return nodes.conclude(agent.run_attempts, attempt.record)
+    finally:
+        nodes.leave()
 
 
-class _UnreadEvent(Event):
-    """An event for nobody: torch's own tell the name of the machine, for which a name server may be asked."""
-
-    def serialize(self) -> str:
-        """Return nothing to write."""
-        return ""
-
-
-_UNREAD = _UnreadEvent(name="", source=EventSource.AGENT)
-
-
-class _Agent(SimpleElasticAgent):
-    """An agent of torch elastic whose workers are a `LocalWorkerGroup`.
+class _NodeAgent:
+    """Starts the workers of this node whenever the nodes have met, and watches them.
 
     Args:
         attempt: the first one.
-        handler: the rendezvous of the nodes.
+        nodes: how they meet.
         payload: see `run_node`.
         parent_state: likewise.
         setup: likewise.
@@ -103,138 +76,135 @@ class _Agent(SimpleElasticAgent):
     def __init__(
         self,
         attempt: Attempt,
-        handler: NodeRendezvous,
+        nodes: NodeRendezvous,
         payload: Any,
         parent_state: ParentState,
         setup: Callable[[], None] | None,
     ) -> None:
-        job = attempt.job
-        spec = WorkerSpec(
-            role="worker",
-            local_world_size=job.local_world_size,
-            entrypoint=job.function if hasattr(job.function, "__name__") else "function",
-            rdzv_handler=handler,
-            max_restarts=job.max_restarts,
-            monitor_interval=_AGENT_SLEEP,
-            master_addr=None,
-            local_addr=None,
-        )
-        super().__init__(spec)
-        self._handler = handler
-        self._attempt = attempt
-        self._job = job
-        self._record = attempt.record
-        self._payload = payload
-        self._setup = setup
-        self._parent_state = parent_state
+        self._nodes, self._attempt, self._payload = nodes, attempt, payload
+        self._job, self._record = attempt.job, attempt.record
+        self._setup, self._parent_state = setup, parent_state
         self._group: LocalWorkerGroup | None = None
-        self._num_groups = 0
-        self._restarts_left = job.max_restarts
+        self._restarts_left = attempt.job.max_restarts
         self._stopped: frozenset[int] = frozenset()
         self._hang = ""
-        self._cause: RestartCause | None = None
         self._patient_until: float | None = None
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if self._num_groups:
-            self._announce_restart(worker_group)
-        else:
-            self._remaining_restarts = max(0, self._remaining_restarts - self._handler.num_missed)
-        self._num_groups += 1
+    def run_attempts(self) -> Outcome:
+        """Run the workers, and restart them after failures up to `max_restarts` times; return how they ended here."""
+        was_stopped = False
+        try:
+            self._run()
+        except StopAsked:
+            was_stopped = True
+        finally:
+            self.close()
+        return make_outcome(self._record, self._stopped, hang=self._hang, was_stopped=was_stopped)
+
+    def _run(self) -> None:
+        seat = self._nodes.meet()
+        self._restarts_left = max(0, self._restarts_left - self._nodes.num_missed)
+        while True:
+            self._start(seat)
+            end = self._watch()
+            if end == "done" or (end == "failed" and not self._restarts_left):
+                return
+            if text := self._nodes.describe_shortage():
+                self._nodes.tell(text)
+            cause = None
+            if end == "failed":
+                self._restarts_left -= 1
+                cause = self._find_cause()
+                self._nodes.share_cause(cause)  # before this node leaves the others, which notice
+            self.close()
+            seat = self._nodes.meet()
+            self._announce_restart(cause, seat)
+
+    def _start(self, seat: Seat) -> None:
         self._hang, self._patient_until = "", None
-        self._restarts_left = self._remaining_restarts
-        environments = {
-            worker.global_rank: self._make_environment(worker, worker_group)
-            for worker in worker_group.workers
-        }
+        ranks = range(seat.first_rank, seat.first_rank + self._job.local_world_size)
         self._group = LocalWorkerGroup(
-            replace(self._attempt, number=self._handler.attempt, share_stop=self._handler.share_stop),
+            replace(self._attempt, number=self._nodes.attempt, share_stop=self._nodes.share_stop),
             payload=self._payload,
-            environments=environments,
+            environments={rank: self._make_environment(rank, seat) for rank in ranks},
             parent_state=self._parent_state,
             setup=self._setup,
         )
         self._group.start()
-        return {worker.local_rank: self._group.pids[worker.global_rank] for worker in worker_group.workers}
 
-    def _make_environment(self, worker: Any, group: WorkerGroup) -> Mapping[str, str]:
-        handler, num_nodes = self._handler, group.group_world_size or 1
+    def _make_environment(self, rank: int, seat: Seat) -> Mapping[str, str]:
         place = Topology(
-            rank=worker.global_rank,
-            local_rank=worker.local_rank,
-            world_size=worker.world_size,
-            local_world_size=group.spec.local_world_size,
-            node_rank=group.group_rank or 0,
-            num_nodes=num_nodes,
+            rank=rank,
+            local_rank=rank - seat.first_rank,
+            world_size=seat.world_size,
+            local_world_size=self._job.local_world_size,
+            node_rank=seat.node_rank,
+            num_nodes=seat.num_nodes,
         )
         variables = environment.list_rank_variables(
-            place,
-            self._job,
-            address=str(group.master_addr),
-            port=int(group.master_port or 0),
-            attempt=handler.attempt,
+            place, self._job, address=seat.address, port=seat.port, attempt=self._nodes.attempt
         )
         return environment.make_environment(
             self._job,
             self._parent_state.variables,
             variables,
-            is_alone=num_nodes == 1,
-            interface=handler.interface,
+            is_alone=seat.num_nodes == 1,
+            interface=self._nodes.interface,
         )
-
-    def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        if text := self._handler.describe_shortage():
-            self._handler.tell(text)
-        self._cause = None if self._remaining_restarts == self._restarts_left else self._find_cause()
-        if self._cause is not None:
-            self._handler.share_cause(self._cause)  # before this node leaves the round, which others notice
-        super()._restart_workers(worker_group)
 
     def _find_cause(self) -> RestartCause:
         """Return why the workers of this node start again after a failure here."""
-        restart = self._job.max_restarts - self._remaining_restarts
+        restart = self._job.max_restarts - self._restarts_left
         text = f"{describe_cause(self._record, self._hang)}; restart {restart} of {self._job.max_restarts}"
         found = self._record.failures
         follows = bool(found) and not self._hang and failures.is_lost_peer(failures.find_first(found))
         return RestartCause(text=text, follows=follows)
 
-    def _announce_restart(self, group: WorkerGroup) -> None:
+    def _announce_restart(self, own: RestartCause | None, seat: Seat) -> None:
         """Say in the cell why the workers start again: because of a failure here, or of another node."""
-        own, others = self._cause, self._handler.explain_restart(group.workers[0].world_size)
+        others = self._nodes.explain_restart(seat.world_size)
         is_first = own is not None and not (own.follows and others)
         detail = own.text if own is not None and is_first else others or OTHERS_START_AGAIN
         self._attempt.deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
 
-    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        assert self._group is not None
-        state = self._group.watch(self._job.monitor_interval)
+    def _watch(self) -> _End:
+        """Return how the workers ended: for good, badly, or because the nodes meet again."""
+        while True:
+            if (end := self._look()) is not None:
+                return end
+            if self._nodes.num_nodes_waiting():
+                return "again"
+
+    def _look(self) -> _End | None:
+        """Wait a moment for news of the workers; return how they ended, None where they or others go on."""
+        group, nodes = self._group, self._nodes
+        assert group is not None
+        state = group.watch(self._job.monitor_interval)
         self._share_news()
-        if state == "running" and self._handler.is_called_off and not self._group.hang_watch.is_asking:
-            self._remaining_restarts = 0
-            state = "failed"
         if state == "running":
-            return RunResult(state=WorkerState.HEALTHY)
+            if not nodes.is_called_off or group.hang_watch.is_asking:
+                return None
+            state = "failed"
         if state == "stopped":
-            self._group.stop(STOP_GRACE, signal.SIGTERM)
-            self._stopped = frozenset(self._group.stopped_ranks)
+            group.stop(STOP_GRACE, signal.SIGTERM)
+            self._stopped = frozenset(group.stopped_ranks)
             raise StopAsked
         if state in ("failed", "hung"):
-            self._hang = self._group.hang
+            self._hang = group.hang
             if state == "hung":
                 self._wait_for_reports()
-            self._group.settle()
+            group.settle()
             if state == "failed" and self._is_failure_of_other_node():
-                return RunResult(state=WorkerState.HEALTHY)  # the agent then asks the handler for the reason
-            if self._handler.is_called_off:
-                self._remaining_restarts = 0
-            self._stopped = frozenset(self._group.stopped_ranks)
-            return RunResult(state=WorkerState.FAILED)
-        if not self._handler.finish_attempt():
-            self._check_patiently()
-            time.sleep(self._job.monitor_interval)
-            return RunResult(state=WorkerState.HEALTHY)
-        values = dict.fromkeys((worker.global_rank for worker in worker_group.workers), None)
-        return RunResult(state=WorkerState.SUCCEEDED, return_values=values)
+                return None  # the others say why
+            if nodes.is_called_off:
+                self._restarts_left = 0
+            self._stopped = frozenset(group.stopped_ranks)
+            return "failed"
+        if nodes.finish_attempt():
+            return "done"
+        self._check_patiently()
+        time.sleep(self._job.monitor_interval)
+        return None
 
     def _check_patiently(self) -> None:
         """Obey a stop while others end; ranks that stop for it, too, have their time."""
@@ -250,7 +220,7 @@ class _Agent(SimpleElasticAgent):
         if self._job.hang_timeout is not None:
             assert self._group is not None
             watch = self._group.hang_watch
-            heard, ask = self._handler.share_news(
+            heard, ask = self._nodes.share_news(
                 watch.news, ask=watch.has_asked, every=self._job.hang_timeout * _NEWS_SHARE
             )
             watch.hear_others(heard, ask=ask)
@@ -264,23 +234,11 @@ class _Agent(SimpleElasticAgent):
 
     def _is_failure_of_other_node(self) -> bool:
         """Return whether workers failed only because another node was lost, or restarts its workers."""
-        handler = self._handler
-        if not handler.seconds_to_notice or not self._record.failures:
+        nodes = self._nodes
+        if not nodes.seconds_to_notice or not self._record.failures:
             return False
         first = failures.find_first(self._record.failures)
-        return failures.is_lost_peer(first) and handler.wait_for_change(handler.seconds_to_notice)
-
-    def _construct_event(self, *args: Any, **kwargs: Any) -> Event:
-        return _UNREAD
-
-    def _exit_barrier(self) -> None:
-        return
-
-    def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self.close()
-
-    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        self.close()
+        return failures.is_lost_peer(first) and nodes.wait_for_change(nodes.seconds_to_notice)
 
     def close(self) -> None:
         """End all workers that still run. An interrupt of the user is delayed until they have ended."""
@@ -289,17 +247,3 @@ class _Agent(SimpleElasticAgent):
                 self._group.stop(INTERRUPT_GRACE)
                 self._group.close()
                 self._group = None
-        self._worker_group.store = self._store = (
-            None  # this closes the store: the next attempt may need its port
-        )
-
-    def run_attempts(self) -> Outcome:
-        """Run the workers, and restart them after failures up to `max_restarts` times; return how they ended here."""
-        was_stopped = False
-        try:
-            self.run()
-        except StopAsked:
-            was_stopped = True
-        except DistError as error:  # of torch's agent, which asks the store for ranks
-            raise self._handler.make_host_error(error) from None
-        return make_outcome(self._record, self._stopped, hang=self._hang, was_stopped=was_stopped)

@@ -6,12 +6,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
-from torch.distributed import DistError, PrefixStore
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed import DistError
 
 from ....errors import LaunchError
 from ....stream.record import RunRecord
@@ -54,8 +53,29 @@ _HEARD_SECONDS: Final = 10.0  # in which a thread of this process reads what ano
 _STOP_SECONDS: Final = 30.0
 
 
-class NodeRendezvous(RendezvousHandler):
-    """How nodes meet, for torch elastic's agent: by their given ranks (`static`), or in the order they come in.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """The place of a node among those that have met.
+
+    Attributes:
+        node_rank: of the node.
+        num_nodes: how many have met.
+        first_rank: of its ranks.
+        world_size: ranks of all nodes.
+        address: of the store at which the ranks meet.
+        port: of that store.
+    """
+
+    node_rank: int
+    num_nodes: int
+    first_rank: int
+    world_size: int
+    address: str
+    port: int
+
+
+class NodeRendezvous:
+    """How nodes meet: by their given ranks (`static`), or in the order they come in.
 
     One node holds torch's store, at the address that all know, and runs the coordinator, whose port is in the store. A
     fixed number of nodes has to be there; of a range, those that are there start again whenever one comes or goes.
@@ -72,8 +92,6 @@ class NodeRendezvous(RendezvousHandler):
         is_called_off: whether something happened on another node that ends the run.
         seconds_to_notice: how long it takes at most until a lost node is noticed; 0 where none may be lost.
     """
-
-    use_agent_store = True
 
     def __init__(self, job: Job) -> None:
         self._place = place = job.rendezvous
@@ -110,21 +128,9 @@ class NodeRendezvous(RendezvousHandler):
         self._has_asked = self._others_ask = False
         self._stop = StopState()
 
-    def get_backend(self) -> str:
-        return "nodes"
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def get_run_id(self) -> str:
-        return self._place.run_id
-
     # -- meeting
 
-    def next_rendezvous(self) -> RendezvousInfo:
+    def meet(self) -> Seat:
         """Meet the other nodes.
 
         Raises:
@@ -158,16 +164,20 @@ class NodeRendezvous(RendezvousHandler):
         if others:
             towards = others[0] if roster.node_rank == roster.host_rank else self._connection.peer
             self.interface = addresses.find_interface_to(towards)
-        assert self._store is not None
-        agents = PrefixStore(f"{_PREFIX}attempt {self.attempt}/agents", self._store.inner)
-        store: Any = NodeStore(agents, like=self._store)
-        port = self._open_for_workers(store) if self._is_elastic else self._port
-        where = RendezvousStoreInfo(master_addr=self._host, master_port=port)
-        return RendezvousInfo(store, roster.node_rank, len(roster.nodes), where)
+        counts = [node.processes for node in roster.nodes]
+        return Seat(
+            node_rank=roster.node_rank,
+            num_nodes=len(counts),
+            first_rank=sum(counts[: roster.node_rank]),
+            world_size=sum(counts),
+            address=self._host,
+            port=self._open_for_workers() if self._is_elastic else self._port,
+        )
 
-    def _open_for_workers(self, store: Any) -> int:
+    def _open_for_workers(self) -> int:
         """Return the port of a new store for the workers: of a run whose nodes come and go each attempt has its own."""
-        name = f"{_PREFIX}attempt {self.attempt}/workers"
+        name, store = f"{_PREFIX}attempt {self.attempt}/workers", self._store
+        assert store is not None
         try:
             if self._coordinator is not None:
                 self._workers_store = stores.open_store(replace(self._place, address=self._host, port=0))
@@ -605,7 +615,7 @@ class NodeRendezvous(RendezvousHandler):
                 return outcomes.blame(self._make_host_outcome(), outcome)
         return Outcome(values={0: values.read(self._value, self._trust)}, stopped=outcome.stopped)
 
-    def shutdown(self) -> bool:
+    def leave(self) -> None:
         """Leave; the node with the coordinator stays until the others have heard what they wait for."""
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -626,7 +636,6 @@ class NodeRendezvous(RendezvousHandler):
             finally:
                 coordinator.close()
         self._store = self._workers_store = None
-        return True
 
 
 def _format_count(count: int, noun: str) -> str:

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import torch
 from torch.distributed import DistError, DistNetworkError, Store
@@ -20,38 +20,25 @@ _ERRORS: Final = 2
 
 
 class NodeStore:
-    """A store as torch's, whose errors have one line.
-
-    Once its connection is lost, each call fails at once.
+    """A store as torch's, whose errors have one line. Once its connection is lost, each call fails at once.
 
     Args:
-        store: what it stands for; has all methods.
-        like: another one by the same connection; None for a connection of its own.
+        store: what it stands for; has all methods. Torch lets one thread at a time use it, too.
 
     Attributes:
         inner: the store that it stands for, for code that needs one of torch's.
     """
 
-    def __init__(self, store: Store, like: NodeStore | None = None) -> None:
+    def __init__(self, store: Store) -> None:
         self.inner = store
-        self._connection: _Connection = _Connection() if like is None else like._connection
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self.inner, name)
-        return functools.partial(self._connection.call, found) if callable(found) else found
-
-
-AnyStore: TypeAlias = Store | NodeStore
-
-
-class _Connection:
-    """A connection to a store; torch lets one thread at a time use it, too."""
-
-    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loss = ""
 
-    def call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self.inner, name)
+        return functools.partial(self._call, found) if callable(found) else found
+
+    def _call(self, method: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """Call a method of the store; DistError with one line where that fails."""
         with self._lock:
             if self._loss:

@@ -34,9 +34,9 @@ def test_a_node_that_is_enough_begins_however_short_it_waits_for_others(port: in
     where = place(port=port, num_nodes=2, min_nodes=1, backend="c10d", settings={"join_timeout": 0.5})
     nodes = NodeRendezvous(job(where))
     try:
-        assert nodes.next_rendezvous().world_size == 1
+        assert nodes.meet().num_nodes == 1
     finally:
-        nodes.shutdown()
+        nodes.leave()
 
 
 def test_nodes_that_do_not_fit_are_turned_away_and_shown_a_few_times(port: int) -> None:
@@ -44,19 +44,19 @@ def test_nodes_that_do_not_fit_are_turned_away_and_shown_a_few_times(port: int) 
     common = {"port": port, "num_nodes": 3, "min_nodes": 1, "backend": "c10d", "settings": settings}
     host, told = NodeRendezvous(job(place(node_rank=0, **common))), list[str]()
     host.tell = told.append
-    host.next_rendezvous()
+    host.meet()
     try:
         for _ in range(40):
             guest = NodeRendezvous(job(place(node_rank=1, **common), max_restarts=3))
             with pytest.raises(LaunchError, match=r"max_restarts: 0 on node 0 \(.*\); 3 on a new node"):
-                guest.next_rendezvous()
-            guest.shutdown()
+                guest.meet()
+            guest.leave()
         end = time.monotonic() + PATIENCE_S
         while len(told) < 32 and time.monotonic() < end:
             assert not host.num_nodes_waiting()
         assert len(told) == 32 and "was not let into the run" in told[0]
     finally:
-        host.shutdown()
+        host.leave()
 
 
 def test_nodes_join_and_leave(port: int) -> None:
@@ -67,8 +67,8 @@ def test_nodes_join_and_leave(port: int) -> None:
     with ThreadPoolExecutor(3) as pool:
 
         def meet(*ranks: int) -> list[tuple[int, int]]:
-            found = [pool.submit(nodes[rank].next_rendezvous) for rank in ranks]
-            return [(each.result(PATIENCE_S).rank, each.result().world_size) for each in found]
+            found = [pool.submit(nodes[rank].meet) for rank in ranks]
+            return [(each.result(PATIENCE_S).node_rank, each.result().num_nodes) for each in found]
 
         def wait_for_news(rank: int) -> None:
             end = time.monotonic() + PATIENCE_S
@@ -76,26 +76,26 @@ def test_nodes_join_and_leave(port: int) -> None:
                 time.sleep(0.01)
 
         assert meet(0) == [(0, 1)]
-        joining = pool.submit(nodes[1].next_rendezvous)
+        joining = pool.submit(nodes[1].meet)
         wait_for_news(0)
-        assert meet(0) == [(0, 2)] and joining.result(PATIENCE_S).rank == 1
+        assert meet(0) == [(0, 2)] and joining.result(PATIENCE_S).node_rank == 1
         assert nodes[0].explain_restart(4) == "node joined: 2 nodes, 4 ranks; workers start again"
         assert nodes[1].attempt == nodes[0].attempt == 1 and nodes[1].num_missed == 0
-        nodes[1].shutdown()
+        nodes[1].leave()
         wait_for_news(0)
         assert meet(0) == [(0, 1)]
         assert nodes[0].explain_restart(2) == "node lost: 1 node, 2 ranks; workers start again"
         assert nodes[0].describe_shortage() == ""
         while not nodes[0].finish_attempt():
             time.sleep(0.01)
-        late = pool.submit(nodes[2].next_rendezvous)
+        late = pool.submit(nodes[2].meet)
         time.sleep(0.5)
         assert not nodes[0].num_nodes_waiting() and not late.done()
-        nodes[0].shutdown()
+        nodes[0].leave()
         with pytest.raises(LaunchError):
             nodes[2]._seconds = 0.1
             late.result(PATIENCE_S)
-        nodes[2].shutdown()
+        nodes[2].leave()
 
 
 def test_a_stop_of_the_node_that_holds_the_store_reaches_the_others_on_a_busy_machine(port: int) -> None:
@@ -117,16 +117,16 @@ def test_a_stop_of_the_node_that_holds_the_store_reaches_the_others_on_a_busy_ma
 
     def lead() -> None:
         try:
-            nodes[0].conclude(nodes[0].next_rendezvous, RunRecord())  # type: ignore[arg-type]
+            nodes[0].conclude(nodes[0].meet, RunRecord())  # type: ignore[arg-type]
         finally:
-            nodes[0].shutdown()
+            nodes[0].leave()
 
     with ThreadPoolExecutor(2) as pool:
         leading = pool.submit(lead)
-        joining = pool.submit(nodes[1].next_rendezvous)
+        joining = pool.submit(nodes[1].meet)
         with pytest.raises(LaunchError, match="was stopped, which holds the run together"):
             joining.result(2 * PATIENCE_S)
-        nodes[1].shutdown()
+        nodes[1].leave()
         with pytest.raises(StopAsked):
             leading.result(PATIENCE_S)
 
@@ -159,22 +159,20 @@ def test_all_nodes_are_told_why_the_workers_start_again(least: int, port: int) -
     nodes = [NodeRendezvous(job(place(node_rank=rank, **common))) for rank in range(3)]
     failed, follows = RestartCause(text="ValueError"), RestartCause(text="connection closed", follows=True)
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(lambda node: node.next_rendezvous(), nodes))
+        list(pool.map(lambda node: node.meet(), nodes))
         for attempt in range(2):
             nodes[2].share_cause(follows)
-            early = pool.submit(nodes[2].next_rendezvous)
+            early = pool.submit(nodes[2].meet)
             end = time.monotonic() + PATIENCE_S
             while not nodes[0].num_nodes_waiting() and time.monotonic() < end:
                 time.sleep(0.01)
-            late = [pool.submit(nodes[0].next_rendezvous)]
+            late = [pool.submit(nodes[0].meet)]
             if not attempt:
                 nodes[1].share_cause(failed)
-            late.append(pool.submit(nodes[1].next_rendezvous))
+            late.append(pool.submit(nodes[1].meet))
             for each in (early, *late):
                 each.result(2 * PATIENCE_S)
             said = [node.explain_restart(3).partition("): ")[2] for node in nodes]
             expected = ["ValueError", "connection closed", "ValueError"]
             assert said == (["connection closed"] * 2 + [""] if attempt else expected)
-        for node in nodes:
-            node.set_closed()
-        list(pool.map(lambda node: node.shutdown(), nodes))
+        list(pool.map(lambda node: node.leave(), nodes))

@@ -263,10 +263,10 @@ def make_elastic(port: int, secret: str | None, **more: Any) -> NodeRendezvous:
 def test_nodes_that_come_and_go_meet(secret: str | None, port: int) -> None:
     nodes = [make_elastic(port, secret, node_rank=rank, min_nodes=2) for rank in range(2)]
     with ThreadPoolExecutor() as pool:
-        meeting = [pool.submit(each.next_rendezvous) for each in nodes]
+        meeting = [pool.submit(each.meet) for each in nodes]
         try:
             found = [each.result(2 * PATIENCE_S) for each in meeting]
-            assert [(each.rank, each.world_size) for each in found] == [(0, 2), (1, 2)]
+            assert [(each.node_rank, each.num_nodes) for each in found] == [(0, 2), (1, 2)]
             assert not nodes[0].finish_attempt()
             end = time.monotonic() + PATIENCE_S
             nodes[1].finish_attempt()
@@ -275,8 +275,7 @@ def test_nodes_that_come_and_go_meet(secret: str | None, port: int) -> None:
                 time.sleep(0.01)
         finally:
             for each in reversed(nodes):
-                each.set_closed()
-                each.shutdown()
+                each.leave()
 
 
 def test_a_stranger_that_stays_keeps_no_host(meeting: Meeting) -> None:
