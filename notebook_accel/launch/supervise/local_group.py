@@ -398,9 +398,8 @@ class LocalWorkerGroup(WorkerGroup[_LocalMember]):
         raise LaunchError(begun.problem)
 
     def _sends_value(self, rank: int) -> bool:
-        """Return whether the launch returns this rank's value; nodes that come and go each return their first one's."""
-        place = self._job.rendezvous
-        first = 0 if place.num_nodes > 1 and not place.is_elastic else min(self._environments)
+        """Return whether the launch returns this rank's value."""
+        first = 0 if self._job.rendezvous.num_nodes > 1 else min(self._environments)
         return self._job.returns == "all" or (self._job.returns == "first" and rank == first)
 
     # -- while they run

@@ -200,7 +200,7 @@ class _NodeAgent:
                 self._restarts_left = 0
             self._stopped = frozenset(group.stopped_ranks)
             return "failed"
-        if nodes.finish_attempt():
+        if nodes.finish_attempt() or nodes.is_called_off:
             return "done"
         self._check_patiently()
         time.sleep(self._job.monitor_interval)

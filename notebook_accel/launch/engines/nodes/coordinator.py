@@ -111,6 +111,9 @@ class Coordinator:
         self._least, self._last_call = least, last_call
         self._calling: asyncio.TimerHandle | None = None
         self._num_turned_away = 0
+        self._is_called = self._is_finished = (
+            False  # whether all are to meet again; whether all workers ended well
+        )
         self._listening = listening
         self._max_losses = max_losses
         self._key = key
@@ -374,15 +377,18 @@ class Coordinator:
         if newcomer.node is None:
             return
         if self._members:
-            if newcomer not in self._members:
-                newcomer.attempt = self._attempt + 1
             living = self._list_living()
             may_join = len(living) < self._num_nodes and not any(member.has_ended for member in living)
-            if newcomer.attempt > self._attempt and (newcomer in living or may_join):
-                for member in living:
-                    if member is not newcomer:
-                        member.tell(Message("again", (self._attempt + 1, "")))
+            if newcomer.attempt > self._attempt if newcomer in living else may_join:
+                self._call_again(newcomer)
         self._check_some()
+
+    def _call_again(self, caller: _Peer, text: str = "") -> None:
+        """Let all nodes but one meet again; until then the end of their workers counts as none."""
+        self._is_called = True
+        for member in self._list_living():
+            if member is not caller:
+                member.tell(Message("again", (self._attempt + 1, text)))
 
     def _turn_away(self) -> None:
         """Refuse the nodes that do not fit to the one that holds the store."""
@@ -412,33 +418,44 @@ class Coordinator:
         Args:
             is_last: whether more than enough were waited for.
         """
-        there = [peer for peer in self._peers if peer.node is not None and peer.attempt > self._attempt]
         living = self._list_living()
+        there = [
+            peer
+            for peer in self._peers
+            if peer.node is not None and (peer not in living or peer.attempt > self._attempt)
+        ]
+        is_due = self._is_called or not self._members
         is_ready = any(peer.is_host for peer in there) and all(member in there for member in living)
-        if self._is_over or not is_ready or len(there) < self._least:
+        if self._is_over or not is_due or not is_ready or len(there) < self._least:
             nodes = [replace(peer.node, same={}) for peer in there if peer.node is not None]
             for peer in there:
                 peer.tell(Message("present", nodes))
             return
-        if not self._members and len(there) < self._num_nodes and not is_last:
-            assert self._loop is not None
-            if self._calling is not None:
-                self._calling.cancel()
-            self._calling = self._loop.call_later(self._last_call, lambda: self._check_some(is_last=True))
+        has_new = any(peer not in living for peer in there)
+        if has_new and len(there) < self._num_nodes and not is_last:  # more may be about to come
+            if self._calling is None:
+                assert self._loop is not None
+                self._calling = self._loop.call_later(self._last_call, self._end_call)
             return
         order = sorted(
             there, key=lambda peer: (not peer.is_host, peer not in living, peer.node and peer.node.node_rank)
         )
         self._members = order[: self._num_nodes]
         self._attempt += 1
+        self._is_called = False
         for member in self._members:
             member.has_ended = False
         self._send_roster()
 
+    def _end_call(self) -> None:
+        self._calling = None
+        self._check_some(is_last=True)
+
     def _consider_end(self) -> None:
         """Say that the workers of all nodes have ended well."""
         living = self._list_living()
-        if living and all(member.has_ended for member in living):
+        if living and not self._is_called and all(member.has_ended for member in living):
+            self._is_finished = True
             for member in living:
                 member.tell(Message("all ended"))
 
@@ -526,12 +543,13 @@ class Coordinator:
 
     def _note_gone_of_some(self, peer: _Peer) -> None:
         """Let the other nodes start again without one that is gone."""
-        if peer in self._members and peer.outcome is None and not peer.has_ended and not self._outcomes:
+        goes_on = not (self._outcomes or self._is_finished or self._is_over)
+        if peer in self._members and peer.outcome is None and not peer.has_ended and goes_on:
             left = sum(each.node is not None for each in self._peers)
             nodes = "1 node" if left == 1 else f"{left} nodes"
-            text = "" if left >= self._least else f"{nodes} left, at least {self._least} are needed"
-            for member in self._list_living():
-                member.tell(Message("again", (self._attempt + 1, text)))
+            self._call_again(
+                peer, "" if left >= self._least else f"{nodes} left, at least {self._least} are needed"
+            )
         self._check_some()
         self._consider_end()
         self._consider()

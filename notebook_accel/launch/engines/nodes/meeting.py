@@ -159,7 +159,7 @@ class NodeRendezvous:
             self.attempt = roster.attempt
             self.num_missed = 0 if self._is_elastic else roster.attempt
         if wait.is_reported:
-            self.tell(f"all {self._place.num_nodes} nodes are there, after {wait.waited:.0f} s")
+            self.tell(f"all {len(roster.nodes)} nodes are there, after {wait.waited:.0f} s")
         others = [address for rank, address in enumerate(roster.addresses) if rank != roster.node_rank]
         if others:
             towards = others[0] if roster.node_rank == roster.host_rank else self._connection.peer
@@ -182,6 +182,12 @@ class NodeRendezvous:
             if self._coordinator is not None:
                 self._workers_store = stores.open_store(replace(self._place, address=self._host, port=0))
                 store.set(name, self._trust.write(name, int, self._workers_store.port))
+            while not store.check([name]):
+                self.check()
+                self.num_nodes_waiting()  # takes what the others said
+                if self.is_called_off:
+                    raise LaunchError(f"{self._name_host()} has opened no store for the ranks")
+                time.sleep(_LOOK_SECONDS)
             port: int = self._trust.read(name, int, store.get(name))
         except DistError as error:
             raise self.make_host_error(error) from None
@@ -304,7 +310,7 @@ class NodeRendezvous:
             max_losses=self._max_restarts,
             proven=self._trust.is_proven,
             least=self._place.min_nodes if self._is_elastic else 0,
-            last_call=float(settings.get("last_call_timeout", min(_LAST_CALL_SECONDS, self._seconds / 3))),
+            last_call=min(float(settings.get("last_call_timeout", _LAST_CALL_SECONDS)), self._seconds / 3),
         )
         here = "127.0.0.1" if own in _ANYWHERE else own
         connection = self._connect_to_coordinator(here, port, token, _OWN_SECONDS)
@@ -371,7 +377,9 @@ class NodeRendezvous:
 
     def _take(self, message: Message) -> None:
         if message.kind == "again":
-            attempt, self._gone = message.value
+            attempt, gone = message.value
+            if not self._is_elastic or attempt > self._called_attempt:
+                self._gone = gone
             self._called_attempt = max(self._called_attempt, attempt)
         elif message.kind == "cause":
             self._causes.append(message.value)
@@ -511,9 +519,11 @@ class NodeRendezvous:
         try:
             outcome = run_workers()
         except BaseException as error:
-            if isinstance(error, (KeyboardInterrupt, StopAsked)):
-                if not self._may_leave:
-                    self._send_stopped()
+            if self._may_leave and isinstance(error, (KeyboardInterrupt, StopAsked, LaunchError)):
+                if isinstance(error, LaunchError) and self._verdict is not None and self._verdict.value:
+                    return outcomes.blame(self._verdict.value, Outcome())
+            elif isinstance(error, (KeyboardInterrupt, StopAsked)):
+                self._send_stopped()
             else:
                 node = self._find_own_node()
                 text = f"{node.name} failed: {failures.describe_error(error)}"

@@ -27,7 +27,7 @@ def test_a_store_that_is_lost_while_its_port_is_asked_for_is_a_sentence(port: in
     nodes._roster = Roster(node_rank=1, host_rank=0, nodes=infos, addresses=["127.0.0.1"] * 2)
 
     class Lost:
-        def get(self, name: str) -> bytes:
+        def check(self, names: list[str]) -> bool:
             raise DistNetworkError("Broken pipe\nframe #0: main")
 
     nodes._store = Lost()  # type: ignore[assignment]

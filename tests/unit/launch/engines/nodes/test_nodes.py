@@ -98,6 +98,31 @@ def test_nodes_join_and_leave(port: int) -> None:
         nodes[2].leave()
 
 
+def test_a_node_that_is_lost_while_others_have_ended_well_ends_no_run(port: int) -> None:
+    """Those that ended meet again, as those do that had not; a spare takes the place of the lost one."""
+    settings = {"join_timeout": PATIENCE_S, "last_call_timeout": 0.1}
+    common = {"port": port, "num_nodes": 2, "min_nodes": 2, "backend": "c10d", "settings": settings}
+    nodes = [NodeRendezvous(job(place(node_rank=min(rank, 1), **common))) for rank in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        first = [pool.submit(nodes[rank].meet) for rank in (0, 1)]
+        assert [each.result(PATIENCE_S).num_nodes for each in first] == [2, 2]
+        spare = pool.submit(nodes[2].meet)
+        assert not nodes[0].finish_attempt()
+        time.sleep(0.5)
+        assert not spare.done() and not nodes[0].num_nodes_waiting(), "there is no room for it"
+        nodes[1].leave()
+        end = time.monotonic() + PATIENCE_S
+        while not nodes[0].num_nodes_waiting():
+            assert not nodes[0].finish_attempt() and time.monotonic() < end
+        again = pool.submit(nodes[0].meet)
+        assert [each.result(PATIENCE_S).num_nodes for each in (again, spare)] == [2, 2]
+        end = time.monotonic() + PATIENCE_S
+        while not (nodes[0].finish_attempt() & nodes[2].finish_attempt()):
+            assert time.monotonic() < end
+        for rank in (2, 0):
+            nodes[rank].leave()
+
+
 def test_a_stop_of_the_node_that_holds_the_store_reaches_the_others_on_a_busy_machine(port: int) -> None:
     nodes = [NodeRendezvous(job(place(port=port, num_nodes=3, node_rank=rank))) for rank in range(2)]
     said: list[str] = []
