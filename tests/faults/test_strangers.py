@@ -245,6 +245,19 @@ def test_words_of_strangers_move_no_cursor() -> None:
     )
 
 
+def test_what_was_said_in_an_earlier_run_counts_as_nothing_in_the_next() -> None:
+    """The secret is the same, and so are the names: he has kept what the store said then."""
+    place = Rendezvous(num_nodes=2, min_nodes=1, trust=Trust(SECRET), run_id="run", backend="c10d")
+    store, runs = HashStore(), [NodeRendezvous(make_job(rendezvous=place)) for _ in range(2)]
+    for number, nodes in enumerate(runs):
+        nodes._store, nodes._token, nodes.attempt = store, bytes([number]), 0  # type: ignore[assignment]
+    name = "notebook_accel nodes/attempt 0/workers"
+    store.set(name, runs[0]._trust.write(f"{runs[0]._token.hex()} {name}", int, 4711))
+    assert runs[0]._open_for_workers() == 4711
+    with pytest.raises(LaunchError, match="a stranger wrote into the store at"):
+        runs[1]._open_for_workers()
+
+
 @pytest.mark.parametrize("port", [-1, 0, 65536, 2**40, 2**62])
 def test_a_port_that_is_none_is_a_strangers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     place = Rendezvous(num_nodes=2, address="127.0.0.1", port=1, run_id="run", settings={"join_timeout": 0.5})

@@ -110,6 +110,7 @@ class NodeRendezvous:
         self._is_finished = self._has_told_end = False
         self._before = 0  # nodes of the last attempt
         self._workers_store: Any = None
+        self._token = b""  # of this run alone: what was said in an earlier one is none of it
         self._store: NodeStore | None = None
         self._coordinator: Coordinator | None = None
         self._connection: CoordinatorConnection | None = None
@@ -177,20 +178,25 @@ class NodeRendezvous:
     def _open_for_workers(self) -> int:
         """Return the port of a new store for the workers: of a run whose nodes come and go each attempt has its own."""
         name, store = f"{_PREFIX}attempt {self.attempt}/workers", self._store
+        signed = f"{self._token.hex()} {name}"
         assert store is not None
         try:
             if self._coordinator is not None:
                 self._workers_store = stores.open_store(replace(self._place, address=self._host, port=0))
-                store.set(name, self._trust.write(name, int, self._workers_store.port))
+                store.set(name, self._trust.write(signed, int, self._workers_store.port))
             while not store.check([name]):
                 self.check()
                 self.num_nodes_waiting()  # takes what the others said
                 if self.is_called_off:
                     raise LaunchError(f"{self._name_host()} has opened no store for the ranks")
                 time.sleep(_LOOK_SECONDS)
-            port: int = self._trust.read(name, int, store.get(name))
+            port: int = self._trust.read(signed, int, store.get(name))
         except DistError as error:
             raise self.make_host_error(error) from None
+        except MalformedError as error:
+            raise LaunchError(
+                f"a stranger wrote into the store at {self._host}:{self._port}: {error}"
+            ) from None
         return port
 
     def _wait_for_all(self, wait: PeerWait) -> Roster:
@@ -314,6 +320,7 @@ class NodeRendezvous:
         )
         here = "127.0.0.1" if own in _ANYWHERE else own
         connection = self._connect_to_coordinator(here, port, token, _OWN_SECONDS)
+        self._token = token
         store.set(_COORDINATOR, self._trust.write(_COORDINATOR, tuple[int, bytes], (port, token)))
         return connection
 
@@ -350,7 +357,7 @@ class NodeRendezvous:
         key = self._trust.derive_key(token)
         connection.start_pulse(self._host, port, key, stores.CONNECT_SECONDS)
         store.set_timeout(timedelta(seconds=self._seconds))
-        self._store = store
+        self._store, self._token = store, token
         return connection
 
     def _forget_workers(self) -> None:
