@@ -279,14 +279,14 @@ def test_the_function_is_warned_of_the_time_limit(kernel: Kernel, idle: SlurmClu
     cell = kernel.run(
         """
         def steps():
-            accelerator = Accelerator()
-            for step in range(1_000_000):
+            accelerator, step = Accelerator(), 0
+            while not accelerator.should_stop:  # which comes after half a minute, many thousand steps
                 accelerator.gather(torch.ones(1))
-                if accelerator.should_stop:
-                    return step
+                step += 1
+            return step
 
-        first, second = launch(steps, slurm={"time": "00:01:00"}, returns="all")
-        first == second and second is not None  # a busy machine may begin late
+        values = launch(steps, slurm={"time": "00:01:00"}, returns="all")
+        values if values[0] != values[1] else True
         """,
         timeout=PATIENCE,
     ).ok()
