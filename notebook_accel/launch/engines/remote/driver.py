@@ -23,7 +23,7 @@ from ..detached.driving import Driver
 from ..detached.folder import LOG, Folder, describe_here, make
 from .client import Client
 from .hosts_engine import HostsEngine, Origin
-from .hosts_group import Lender, Plan
+from .hosts_group import Lender
 from .link import Link
 from .messages import Devices, Driven
 from .transport import SocketTransport
@@ -143,10 +143,6 @@ class _JoinedEngine(HostsEngine):
     def take(self, job: Job) -> tuple[Pickled, Origin]:
         """Return what the notebook gave."""
         return self._work.pickled, self._work.origin
-
-    def describe_launch(self, job: Job, plan: Plan) -> str:
-        """Return nothing: the notebook has said it."""
-        return ""
 
 
 def main(layout: Any, reply_fd: int, *fds: int) -> int:
