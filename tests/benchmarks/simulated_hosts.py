@@ -162,6 +162,7 @@ class Node:
     def _say(self, event: Event) -> None:
         for part in frame_lines([event]):
             self.waiting += part
+        self.next_beat = time.monotonic() + KEEP_ALIVE_SECONDS
 
 
 class Hosts:

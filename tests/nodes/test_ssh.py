@@ -245,6 +245,35 @@ def test_a_cut_link_ends_what_ran_behind_it(kernel: Kernel, hosts: SshHosts, tmp
     assert cell.value == "['0', '1']"
 
 
+def test_a_link_that_is_down_for_ten_seconds(kernel: Kernel, hosts: SshHosts, tmp_path: Path) -> None:
+    """The ranks reach each other only after that, too."""
+    is_cut = tmp_path / "is cut"
+    kernel.run(
+        f"""
+        def steps():
+            print("began", flush=True)
+            while not os.path.exists({str(is_cut)!r}):
+                time.sleep(0.05)
+            time.sleep(12)
+            for step in range(20):
+                gather(torch.ones(1))
+                print("step", step, flush=True)
+            return step
+
+        run = launch(steps, block=False, returns="all")
+        while len(run.lines()) < 2:
+            time.sleep(0.05)
+        """,
+        timeout=PATIENCE,
+    ).ok()
+    hosts.network.cut(2, up=False)
+    is_cut.touch()
+    time.sleep(10)
+    hosts.network.cut(2, up=True)
+    cell = kernel.run("run.wait(60)\nrun.status, str(run.failure), run.lines(1)[-1]", timeout=PATIENCE).ok()
+    assert ast.literal_eval(cell.value) == ("done", "None", "step 19")
+
+
 def test_a_killed_client_ends_what_it_led_to(kernel: Kernel, tmp_path: Path) -> None:
     def kill() -> None:
         find_client(kernel, "node2").kill()

@@ -66,7 +66,7 @@ from .run_sender import RunSender, find_run
 
 _LAST_SECONDS: Final = LONGEST_SECONDS + 1.0
 _FIRST_SECONDS: Final = 60.0  # that an agent waits at least for its first run
-_LOOK_SECONDS: Final = 1.0
+_LOOK_SECONDS: Final = 0.5
 _FILE_SECONDS: Final = 0.1  # between two looks at the files of a run that is watched
 _JOIN_SECONDS: Final = 3.0
 _ANSWER_BYTES: Final = 1 << 16

@@ -50,6 +50,7 @@ class Channel:
         """Send events, and read what comes meanwhile; ConnectionError where the notebook is gone."""
         for part in frame_lines(events):
             self._write(part)
+        self._next_news = time.monotonic() + KEEP_ALIVE_SECONDS
 
     def keep_alive(self) -> None:
         """Say that the agent lives, where it is time to do so."""
