@@ -269,7 +269,8 @@ def test_workers_end_with_one_that_is_killed_and_their_run_says_so(kernel: Kerne
         for rank in (0, 1)
     ]
     assert cell.error[1] in told
-    assert len(workers) == 2 and not any(is_running(worker.pid) for worker in workers)
+    assert len(workers) == 2
+    assert wait_until(lambda: not any(is_running(worker.pid) for worker in workers), SECONDS)
     assert kernel.run(RANKS).ok().value == "['0', '1']"
 
 
