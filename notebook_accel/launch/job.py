@@ -47,6 +47,11 @@ class Rendezvous:
         """Whether nodes may join and leave."""
         return self.min_nodes > 0
 
+    @property
+    def elects(self) -> bool:
+        """Whether the nodes find out which one the others connect to, and get their ranks there."""
+        return self.backend != "static" or self.is_elastic
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:

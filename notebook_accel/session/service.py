@@ -217,7 +217,7 @@ def join() -> None:
 
 def open_store() -> int:
     """Open a store for all ranks in this process; return its port."""
-    from ..launch.engines.nodes import stores
+    from ..launch.engines import stores
     from ..launch.job import Rendezvous
 
     current = detect.ensure()

@@ -17,9 +17,9 @@ from .. import interrupts, notices
 from ..errors import SessionError
 from ..events import CallOrder, Event, Failure, LeaveOrder, Lines, Notice
 from ..launch.agent.parent_state import ParentState
+from ..launch.engines import stores
 from ..launch.engines.base import Engine
 from ..launch.engines.local import make_environments
-from ..launch.engines.nodes import stores
 from ..launch.job import Job
 from ..launch.supervise.control import Control
 from ..launch.supervise.local_group import LocalWorkerGroup

@@ -22,7 +22,6 @@ _UNIONS: Final = (Union, types.UnionType)
 _MAX_TEXT: Final = 1 << 18
 """Longer texts of a peer without a proof are cut; who has many texts to send has to look at their sum as well."""
 _MAX_DEPTH: Final = 60
-_MAX_BYTES: Final = 1 << 24
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -46,26 +45,6 @@ def encode(kind: Any, value: Any, *, proven: bool) -> str:
         proven: whether reader and writer prove a secret to each other. Without, pickles are left out.
     """
     return json.dumps(_dump(kind, value, proven))
-
-
-def decode(kind: Any, text: str | bytes | bytearray, *, proven: bool) -> Any:
-    """Return the value of a text.
-
-    Args:
-        kind: its type.
-        text: what `encode` returned, or what somebody made up.
-        proven: as for `encode`.
-
-    Raises:
-        MalformedError: it is no text of such a value.
-    """
-    if not proven and len(text) > _MAX_BYTES:
-        raise MalformedError(f"{_name(kind)} cannot be read: {len(text):,} bytes are too long")
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise MalformedError(f"{_name(kind)} cannot be read: {error}") from None
-    return load(kind, data, proven=proven)
 
 
 def load(kind: Any, data: Any, *, proven: bool) -> Any:

@@ -79,12 +79,12 @@ class Acceptance(NamedTuple):
     Attributes:
         claim: the number that the other end named with its proof: a rank.
         reply: the bytes to send.
-        session: for what follows.
+        session: for what follows; None where nothing of it is proven.
     """
 
     claim: int
     reply: bytes
-    session: Session
+    session: Session | None
 
 
 class Challenge:
@@ -174,17 +174,42 @@ def connect(
     """
     connection = socket.create_connection(endpoint, timeout)
     try:
-        answer = Answer(key, purpose, _read(connection, GREETING_BYTES), claim)
-        connection.sendall(answer.content)
-        session = answer.check(_read(connection, REPLY_BYTES))
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        connection.close()
-        raise ProofError(f"what listens at {endpoint[0]}:{endpoint[1]} ends the connection") from None
+        session = answer(connection, key, purpose, claim=claim)
     except BaseException:
         connection.close()
         raise
     connection.settimeout(None)
     return connection, session
+
+
+def answer(connection: socket.socket, key: bytes, purpose: str, *, claim: int = 0) -> Session:
+    """Prove both ends of a connection, at the one that connected; the arguments are those of `connect`.
+
+    Raises:
+        OSError: the other end is gone, or silent; ProofError where it does not know the key.
+    """
+    try:
+        said = Answer(key, purpose, _read(connection, GREETING_BYTES), claim)
+        connection.sendall(said.content)
+        return said.check(_read(connection, REPLY_BYTES))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise ProofError("what listens there ends the connection") from None
+
+
+def challenge(connection: socket.socket, key: bytes, purpose: str) -> Acceptance:
+    """Prove both ends of a connection, at the one that listened.
+
+    Raises:
+        OSError: the other end is gone, or silent; ProofError where it does not know the key.
+    """
+    asked = Challenge(key, purpose)
+    connection.sendall(asked.greeting)
+    try:
+        acceptance = asked.accept(_read(connection, ANSWER_BYTES))
+    except EOFError:
+        raise ProofError("the other end ends the connection") from None
+    connection.sendall(acceptance.reply)
+    return acceptance
 
 
 def _read(connection: socket.socket, size: int) -> bytes:

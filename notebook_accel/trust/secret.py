@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import hmac
 import os
-import re
 import stat
 from pathlib import Path
 from typing import Any, Final
 
 from .. import environ
-from . import plain
-from .plain import MalformedError
+from .proof import KEY_BYTES
 
 VARIABLE: Final = "NOTEBOOK_ACCEL_SECRET"
 FILE_VARIABLE: Final = "NOTEBOOK_ACCEL_SECRET_FILE"
@@ -23,7 +21,6 @@ LEAST_LENGTH: Final = 16
 HOW: Final = f"give all nodes the same secret ({FILE_VARIABLE} names a file that only you can read)"
 """The end of sentences about what needs a secret."""
 _MAX_BYTES: Final = 1 << 16
-_SIGNED: Final = re.compile(rb"([0-9a-f]{64}) (.*)", re.DOTALL)
 _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -38,7 +35,7 @@ class Trust:
         self._key = (
             None
             if secret is None
-            else hmac.digest(secret.encode("utf-8", "surrogatepass"), b"notebook_accel secret", "sha256")
+            else hmac.digest(secret.encode("utf-8", "surrogatepass"), b"notebook_accel nodes", "sha256")
         )
 
     @property
@@ -46,51 +43,10 @@ class Trust:
         """Whether peers prove a secret."""
         return self._key is not None
 
-    def derive_key(self, token: bytes) -> bytes:
-        """Return what both ends of a connection have to know.
-
-        Args:
-            token: of the run, which everybody can read in its store.
-        """
-        return token if self._key is None else self._make_tag("connection", token)
-
-    def write(self, name: str, kind: Any, value: Any) -> str:
-        """Return an entry of the store.
-
-        Args:
-            name: of the entry; one that was written under another name is not read.
-            kind: type of the value.
-            value: what it says.
-        """
-        text = plain.encode(kind, value, proven=self.is_proven)
-        return text if self._key is None else f"{self._make_tag(name, text.encode()).hex()} {text}"
-
-    def read(self, name: str, kind: Any, entry: bytes) -> Any:
-        """Return what an entry of the store says.
-
-        Args:
-            name: of the entry.
-            kind: type of the value.
-            entry: as the store has it.
-
-        Raises:
-            MalformedError: nobody of this run wrote it.
-        """
-        signed = _SIGNED.fullmatch(entry)
-        if self._key is None:
-            if signed:
-                raise MalformedError(f"the run there has a secret, and this node has none: {HOW}")
-            return plain.decode(kind, entry, proven=False)
-        if not signed:
-            raise MalformedError("this node has a secret, and what was written there has none")
-        tag, text = signed.groups()
-        if not hmac.compare_digest(self._make_tag(name, text).hex().encode(), tag):
-            raise MalformedError("the run there has another secret than this node")
-        return plain.decode(kind, text, proven=True)
-
-    def _make_tag(self, name: str, content: bytes) -> bytes:
-        assert self._key is not None
-        return hmac.digest(self._key, name.encode() + b"\0" + content, "sha256")
+    @property
+    def key(self) -> bytes:
+        """What both ends of a connection have to know; without a secret everybody knows it."""
+        return bytes(KEY_BYTES) if self._key is None else self._key
 
     def __repr__(self) -> str:
         return "Trust(by a secret)" if self.is_proven else "Trust()"

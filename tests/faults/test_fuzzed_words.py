@@ -120,20 +120,15 @@ def test_where_nodes_meet(endpoint: str, address: str | None, settings: Any) -> 
 
 
 @fuzz(100)
-@given(WORDS, WORDS)
-@example("\ud800" * 20, "x")
-@example("x" * 20, "\ud800")
-def test_a_secret(text: str, other: str) -> None:
+@given(WORDS)
+@example("\ud800" * 20)
+def test_a_secret(text: str) -> None:
     try:
         found = secret.find_secret(text)
     except ValueError as error:
         assert len(text) < secret.LEAST_LENGTH and (len(text) < 4 or text not in str(error))
         return
-    trust = secret.Trust(found)
-    read = trust.read("name", str, trust.write("name", str, other).encode("utf-8", "surrogatepass"))
-    assert read == other.encode("utf-16", "surrogatepass").decode(
-        "utf-16", "surrogatepass"
-    )  # JSON joins pairs
+    assert secret.Trust(found).key != secret.OPEN.key
 
 
 @fuzz()

@@ -6,8 +6,7 @@ Where the package reads what another process or person wrote, and where stranger
 |---|---|---|
 | `Listener` of a run on Ray | who reaches its port | here, tests/unit/stream/test_listener.py |
 | `Coordinator` of nodes | who reaches its port | here, tests/unit/launch/engines/nodes/test_nodes_strangers.py |
-| `CoordinatorConnection` of a node | who wrote the store's entry, where there is no secret | here |
-| entries of the store | who reaches the store | here, fuzzed_messages |
+| `NodeLink` of a node | who listens where it connects to, where there is no secret | here |
 | values and errors of other nodes | a node that proves no secret | fuzzed_messages |
 | event sockets of workers, also of sessions and Ray's processes (`FrameReader`) | the worker's own code | here |
 | orders in workers, sessions and Ray's actors (`FrameReader`) | the notebook | tests/unit/launch/worker |
@@ -30,48 +29,44 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
-from torch.distributed import HashStore
 
-from notebook_accel.errors import LaunchError
 from notebook_accel.events import Failure, Frame, RaisedError
 from notebook_accel.launch.checks import addresses
 from notebook_accel.launch.engines.base import Outcome
-from notebook_accel.launch.engines.nodes import messages, outcomes, stores
-from notebook_accel.launch.engines.nodes.meeting import NodeRendezvous
-from notebook_accel.launch.engines.nodes.messages import CoordinatorConnection, Message
+from notebook_accel.launch.engines.nodes import link, outcomes
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
-from notebook_accel.launch.job import Rendezvous
 from notebook_accel.launch.transfer import failures
 from notebook_accel.stream.listener import Listener
 from notebook_accel.trust import plain, proof
-from notebook_accel.trust.proof import Answer, Challenge
-from notebook_accel.trust.secret import OPEN, Trust
-from tests.faults.scripts import run, wait_until
-from tests.unit.jobs import make_job
-from tests.unit.launch.engines.nodes.test_nodes_strangers import SECRET, TOKEN, Meeting, frame, hear, node
+from notebook_accel.trust.proof import Answer
+from notebook_accel.trust.secret import OPEN
+from tests.faults.scripts import run
+from tests.unit.launch.engines.nodes.test_coordinator import Node, node
+from tests.unit.launch.engines.nodes.test_nodes_strangers import SECRET, Crowd, frame
 
 SECONDS = 60.0
 
 
 @pytest.fixture(params=[None, SECRET], ids=["open", "secret"])
-def meeting(request: pytest.FixtureRequest) -> Iterator[Meeting]:
-    made = Meeting(request.param)
+def meeting(request: pytest.FixtureRequest) -> Iterator[Crowd]:
+    made = Crowd(request.param)
     with made.stack:
         yield made
 
 
-def come(meeting: Meeting, content: bytes = b"") -> socket.socket:
-    """Return the connection of a stranger who knows what the store says and says something."""
-    stranger = socket.create_connection(meeting.where)
+def come(meeting: Crowd, content: bytes = b"") -> socket.socket:
+    """Return the connection of a stranger who knows the protocol and says something."""
+    stranger = meeting.reach()
     stranger.settimeout(SECONDS)
-    answer = Answer(TOKEN, messages.PURPOSE, stranger.recv(proof.GREETING_BYTES))
-    stranger.sendall(answer.content + content)
+    with contextlib.suppress(proof.ProofError):
+        proof.answer(stranger, OPEN.key, link.PURPOSE)
+    with contextlib.suppress(OSError):  # he was dropped
+        stranger.sendall(content)
     return stranger
 
 
@@ -83,20 +78,20 @@ NODE = {"node_rank": 1, "host": "one", "processes": 1, "same": {}}
 DEEP = b"[" * 100_000
 HOSTILE = {
     "nothing": frame(b""),
-    "no parts": struct.pack("<I", 0),
+    "many beats": struct.pack("<I", 0) * 100_000,
     "2**32-1 parts": struct.pack("<I", 2**32 - 1),
     "a length of 2**63": struct.pack("<IQ", 1, 2**63),
     "half a frame": struct.pack("<IQ", 1, 100) + b"[",
     "parts of a guest": say("news", None, b"x"),
     "nested too deeply": frame(b'["node", ' + DEEP),
     "an integer of 10,000 digits": frame(b'["node", ' + b"9" * 10_000 + b"]"),
-    "a rank of 2**63": say("node", [{**NODE, "node_rank": 2**63}, 0, False]),
-    "a rank that is no number": say("node", [{**NODE, "node_rank": float("nan")}, 0, False]),
-    "an attempt of 2**62": say("node", [NODE, 2**62, False]),
-    "no attempt": say("node", [NODE, -5, False]),
-    "minus one process": say("node", [{**NODE, "processes": -1}, 0, False]),
-    "a host of 100,000 letters": say("node", [{**NODE, "host": "x" * 100_000}, 0, False]),
-    "keys twice": frame(b'["node", [{"node_rank": 1, "node_rank": 0, "host": "a"}, 0, true]]'),
+    "a rank of 2**63": say("node", [{**NODE, "node_rank": 2**63}, 0]),
+    "a rank that is no number": say("node", [{**NODE, "node_rank": float("nan")}, 0]),
+    "an attempt of 2**62": say("node", [NODE, 2**62]),
+    "no attempt": say("node", [NODE, -5]),
+    "minus one process": say("node", [{**NODE, "processes": -1}, 0]),
+    "a host of 100,000 letters": say("node", [{**NODE, "host": "x" * 100_000}, 0]),
+    "keys twice": frame(b'["node", [{"node_rank": 1, "node_rank": 0, "host": "a"}, 0]]'),
     "orders of the coordinator": b"".join(
         say(kind, value) for kind, value in (("over", None), ("again", 7), ("verdict", None), ("roster", {}))
     ),
@@ -108,7 +103,7 @@ HOSTILE = {
 @pytest.mark.parametrize("content", HOSTILE.values(), ids=list(HOSTILE))
 def test_a_run_goes_on_whatever_a_stranger_says(content: bytes) -> None:
     for secret in (None, SECRET):
-        meeting = Meeting(secret)
+        meeting = Crowd(secret)
         with meeting.stack, come(meeting, content) as stranger:
             assert meeting.run_to_its_end() == [None, None]
             with contextlib.suppress(OSError):  # he was dropped
@@ -116,26 +111,25 @@ def test_a_run_goes_on_whatever_a_stranger_says(content: bytes) -> None:
 
 
 def test_a_stranger_who_never_reads_takes_no_memory() -> None:
-    meeting = Meeting(None)
+    meeting = Crowd(None)
     own = psutil.Process()
     with meeting.stack:
         first = meeting.come(0)
         big = {**NODE, "node_rank": 3, "same": {"a": "x" * 200_000}}
-        with come(meeting, say("node", [{**NODE, "node_rank": 3}, 0, False])) as stranger:
+        with come(meeting, say("node", [{**NODE, "node_rank": 3}, 0])) as stranger:
             before = own.memory_info().rss
             with contextlib.suppress(OSError):
                 for _ in range(200):
-                    stranger.sendall(say("node", [big, 0, False]))
+                    stranger.sendall(say("node", [big, 0]))
                 for _ in range(20_000):
-                    stranger.sendall(say("node", [{**NODE, "node_rank": 3}, 0, False]))
+                    stranger.sendall(say("node", [{**NODE, "node_rank": 3}, 0]))
             assert own.memory_info().rss - before < 200_000_000
         with contextlib.suppress(AssertionError):
-            hear(first, "present")
+            first.hear("present")
 
 
-def test_a_challenge_that_is_sent_back_is_no_answer(meeting: Meeting) -> None:
-    with socket.create_connection(meeting.where) as stranger:
-        stranger.settimeout(SECONDS)
+def test_a_challenge_that_is_sent_back_is_no_answer(meeting: Crowd) -> None:
+    with meeting.reach() as stranger:
         greeting = stranger.recv(proof.GREETING_BYTES)
         stranger.sendall(greeting + bytes(proof.ANSWER_BYTES - len(greeting)))
         assert not _read_all(stranger)
@@ -144,18 +138,17 @@ def test_a_challenge_that_is_sent_back_is_no_answer(meeting: Meeting) -> None:
 
 def test_who_passes_a_challenge_on_to_a_node_can_say_nothing_of_his_own() -> None:
     """He sits between a node and the coordinator: both prove themselves, and he knows no tag of what follows."""
-    meeting = Meeting(SECRET)
+    meeting = Crowd(SECRET)
     listening = socket.create_server(("127.0.0.1", 0))
-    key = meeting.trust.derive_key(TOKEN)
 
     def pass_on() -> None:
         with listening.accept()[0] as victim, socket.create_connection(meeting.where) as stranger:
             stranger.settimeout(SECONDS)
             victim.settimeout(SECONDS)
-            victim.sendall(stranger.recv(proof.GREETING_BYTES))
+            victim.sendall(_read(stranger, 1 + proof.GREETING_BYTES))
             stranger.sendall(_read(victim, proof.ANSWER_BYTES))
             victim.sendall(_read(stranger, proof.REPLY_BYTES))
-            stranger.sendall(say("node", [NODE, 0, False]) + bytes(32))
+            stranger.sendall(say("node", [NODE, 0]) + bytes(32))
             victim.sendall(say("refused", "by a stranger") + bytes(32))
             ends.append(_read_all(stranger))
 
@@ -163,9 +156,8 @@ def test_who_passes_a_challenge_on_to_a_node_can_say_nothing_of_his_own() -> Non
     with meeting.stack, listening:
         thread = threading.Thread(target=pass_on)
         thread.start()
-        connection = CoordinatorConnection(*listening.getsockname(), key, SECONDS, proven=True)
-        wait_until(lambda: connection.is_lost, SECONDS)
-        assert connection.hear(0.0) is None
+        connection = Node(listening.getsockname()[1], meeting.trust)
+        assert connection.inbox.get(timeout=SECONDS) == (connection.link, None)
         thread.join(SECONDS)
         assert ends == [b""]
         connection.close()
@@ -194,10 +186,7 @@ def test_a_flood_of_a_false_coordinator_takes_no_memory() -> None:
 
     def flood() -> None:
         with listening.accept()[0] as victim, contextlib.suppress(OSError):
-            challenge = Challenge(TOKEN, messages.PURPOSE)
-            victim.sendall(challenge.greeting)
-            victim.sendall(challenge.accept(_read(victim, proof.ANSWER_BYTES)).reply)
-            victim.settimeout(1.0)
+            link.welcome(victim, OPEN, 1.0)
             big = say("refused", "x" * 200_000)
             while sent[0] < 3_000:
                 victim.sendall(big)
@@ -206,23 +195,23 @@ def test_a_flood_of_a_false_coordinator_takes_no_memory() -> None:
     with listening:
         thread = threading.Thread(target=flood)
         thread.start()
-        connection = CoordinatorConnection(*listening.getsockname(), TOKEN, SECONDS)
+        connection = Node(listening.getsockname()[1], OPEN)
         before = own.memory_info().rss
         thread.join(SECONDS)
         assert own.memory_info().rss - before < 300_000_000
-        assert connection.hear(SECONDS) is not None
+        assert connection.inbox.get(timeout=SECONDS)[1] is not None
         connection.close()
     assert sent[0] < 3_000
 
 
 def test_parts_belong_to_values_alone() -> None:
-    meeting = Meeting(None)
+    meeting = Crowd(None)
     with meeting.stack:
         nodes = [meeting.come(rank) for rank in range(2)]
         for each in nodes:
-            hear(each, "roster")
-        nodes[1].say(Message("news", None, [bytes(10)]))
-        assert "gone without a word" in hear(nodes[0], "verdict").text
+            each.hear("roster")
+        nodes[1].say("news", None, bytes(10))
+        assert "gone without a word" in nodes[0].hear("verdict").text
 
 
 # -- what strangers write is shown as text
@@ -232,49 +221,10 @@ ESCAPES = "one\x1b]0;title\x07\x1b[2J\r\x9b1m\ud800\0"
 
 
 def test_words_of_strangers_move_no_cursor() -> None:
-    said = NodeInfo(node_rank=1, host=ESCAPES, processes=1)
-    found = plain.decode(
-        NodeInfo, json.dumps({**NODE, "host": ESCAPES, "same": {"a": ESCAPES}}), proven=False
-    )
+    found = plain.load(NodeInfo, {**NODE, "host": ESCAPES, "same": {"a": ESCAPES}}, proven=False)
     for text in (found.host, found.same["a"]):
         assert text.isprintable() and text.encode() and text.startswith("one\\x1b]0;title\\x07")
-    assert plain.decode(str, json.dumps("two\nlines\t"), proven=False) == "two\nlines\t"
-    trust = Trust(SECRET)
-    assert (
-        trust.read("a", NodeInfo, trust.write("a", NodeInfo, said).encode("utf-8", "surrogatepass")) == said
-    )
-
-
-def test_what_was_said_in_an_earlier_run_counts_as_nothing_in_the_next() -> None:
-    """The secret is the same, and so are the names: he has kept what the store said then."""
-    place = Rendezvous(num_nodes=2, min_nodes=1, trust=Trust(SECRET), run_id="run", backend="c10d")
-    store, runs = HashStore(), [NodeRendezvous(make_job(rendezvous=place)) for _ in range(2)]
-    for number, nodes in enumerate(runs):
-        nodes._store, nodes._token, nodes.attempt = store, bytes([number]), 0  # type: ignore[assignment]
-    name = "notebook_accel nodes/attempt 0/workers"
-    store.set(name, runs[0]._trust.write(f"{runs[0]._token.hex()} {name}", int, 4711))
-    assert runs[0]._open_for_workers() == 4711
-    with pytest.raises(LaunchError, match="a stranger wrote into the store at"):
-        runs[1]._open_for_workers()
-
-
-@pytest.mark.parametrize("port", [-1, 0, 65536, 2**40, 2**62])
-def test_a_port_that_is_none_is_a_strangers(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Rendezvous(num_nodes=2, address="127.0.0.1", port=1, run_id="run", settings={"join_timeout": 0.5})
-    nodes, store = NodeRendezvous(make_job(rendezvous=place)), HashStore()
-    store.set("notebook_accel nodes/coordinator by proof", json.dumps([port, "AAAA"]))
-    monkeypatch.setattr(stores, "connect_store", lambda *given: store)
-    with pytest.raises(LaunchError, match="waited"):
-        nodes._connect(SimpleNamespace(look=_give_up, waited=0.0))  # type: ignore[arg-type]
-
-
-def _give_up(whom: str) -> None:
-    raise LaunchError(f"waited for {whom}")
-
-
-def test_an_entry_of_100_mb_is_no_entry() -> None:
-    with pytest.raises(plain.MalformedError, match="long"):
-        OPEN.read("a", str, b'"' + b"x" * 100_000_000 + b'"')
+    assert plain.load(str, "two\nlines\t", proven=False) == "two\nlines\t"
 
 
 # -- errors and values of nodes

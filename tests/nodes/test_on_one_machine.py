@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import pickle
 import re
 import signal
@@ -13,15 +11,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from notebook_accel.launch.engines.nodes import messages
-from notebook_accel.launch.engines.nodes.meeting import _COORDINATOR
+from notebook_accel.launch.engines.nodes import link
 from notebook_accel.trust import proof
+from notebook_accel.trust.secret import OPEN
 from tests.ports import reserve_port
 
 HEAD = """
@@ -292,26 +288,25 @@ def test_nodes_with_different_secrets_do_not_meet(start: Start) -> None:
 
 
 def test_a_run_of_one_machine_listens_on_its_loopback_address_alone(start: Start) -> None:
-    """So nobody from outside reaches its store, its coordinator, or its nodes."""
+    """So nobody from outside reaches its coordinator, the store of its ranks, or its nodes."""
     import psutil
 
-    lonely = start(0, "print('go', flush=True); launch(total, rdzv_conf={'join_timeout': 200})")
-    assert lonely.stdout is not None and lonely.stdout.readline() == "go\n"
-    process, listening = psutil.Process(lonely.pid), set[str]()
-    end = time.monotonic() + 100
-    while len(listening) < 1 and time.monotonic() < end:
-        found = [each for each in process.net_connections() if each.status == psutil.CONN_LISTEN]
-        listening = {each.laddr.ip for each in found} if len(found) >= 2 else set()
-        time.sleep(0.05)
-    assert listening == {"127.0.0.1"}
-    lonely.kill()
+    cell = """
+def train():
+    print("meets", total(), flush=True)
+    time.sleep(600)
+launch(train)
+"""
+    host, _ = start(0, cell), start(1, cell)
+    _wait_for_line(host, "meets 4")
+    found = psutil.Process(host.pid).net_connections()
+    listening = [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
+    assert len(listening) >= 2 and set(listening) == {"127.0.0.1"}
 
 
-def test_a_stranger_who_reads_the_store_runs_nothing_and_the_run_goes_on(
+def test_a_stranger_who_knows_the_protocol_runs_nothing_and_the_run_goes_on(
     start: Start, tmp_path: Path
 ) -> None:
-    from torch.distributed import TCPStore
-
     class Touch:
         def __reduce__(self) -> object:
             return Path.touch, (tmp_path / "made",)
@@ -324,31 +319,28 @@ print(launch(train))
 """
     first = start(0, cell)
     assert first.stdout is not None
-    stranger = _meet(int(first.stdout.readline()), TCPStore)
-    port, token = json.loads(stranger.get(_COORDINATOR))
+    port = int(first.stdout.readline())
     hostile = pickle.dumps(("outcome", Touch()))
     for frame in (hostile, b'["outcome", "' + hostile.hex().encode() + b'"]'):
-        with socket.create_connection(("127.0.0.1", port), 20) as connection:
-            greeting = connection.recv(proof.GREETING_BYTES)
-            answer = proof.Answer(base64.b64decode(token), messages.PURPOSE, greeting)
-            connection.sendall(answer.content + struct.pack("<IQ", 1, len(frame)) + frame)
-            assert len(connection.recv(1 << 10)) == proof.REPLY_BYTES, "everybody can read the token"
-            assert connection.recv(1) == b"", "nobody can say what is no message"
+        with _connect(port) as connection:
+            proof.answer(connection, OPEN.key, link.PURPOSE)
+            connection.sendall(struct.pack("<IQ", 1, len(frame)) + frame)
+            while connection.recv(1 << 10):
+                pass  # beats; nobody can say what is no message
     outputs = _outputs([first, start(1, cell)])
     assert [output.splitlines()[-1] for output in outputs] == ["[4, 4]", "[4, 4]"], outputs
     assert not (tmp_path / "made").exists()
 
 
-def _meet(port: int, store: Any) -> Any:
-    """Return the store of a run, once its coordinator is there."""
+def _connect(port: int) -> socket.socket:
+    """Return a connection to the coordinator, once it is there and has greeted."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:
-            socket.create_connection(("127.0.0.1", port)).close()
+            connection = socket.create_connection(("127.0.0.1", port), 60)
         except OSError:
             time.sleep(0.05)
             continue
-        found = store("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=20))
-        found.wait([_COORDINATOR])
-        return found
-    raise AssertionError("node 0 opened no store")
+        assert connection.recv(1) == b"o"
+        return connection
+    raise AssertionError("node 0 listens nowhere")

@@ -128,16 +128,14 @@ def test_a_rank_given_twice_is_told_on_both(nodes: Nodes, tmp_path: Path, ranks:
 
 
 def test_a_port_that_is_taken(nodes: Nodes) -> None:
-    """Node 0 says so before anything starts; on node 1 it is no store that answers."""
+    """Node 0 says so before anything starts; on node 1 it is no node that answers."""
     taken = "import socket\ntaken = socket.create_server(('', port))\n"
     cells = nodes.run_each([taken + "launch(total)", "launch(total)"])
     nodes.kernels[0].run("taken.close()").ok()
     (kind, text), other = cells[0].error or ("", ""), cells[1].error
     assert kind == "ValueError" and f"use_port={nodes.port}: the port cannot be opened" in text
     assert (
-        other is not None
-        and other[0] == "LaunchError"
-        and "does not answer as the store of a run" in other[1]
+        other is not None and other[0] == "LaunchError" and "does not answer as a node of a run" in other[1]
     )
 
 

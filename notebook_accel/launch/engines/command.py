@@ -16,7 +16,7 @@ from ...devices import DeviceKind
 from ...errors import LaunchError
 from ..job import Job
 from .attempts import Wait
-from .nodes.rendezvous import read_join_seconds
+from .nodes.waiting import read_join_seconds
 from .remote.client import CommandClient, Wanted, make_script
 from .remote.hosts_engine import HostsEngine, check_devices, uses_cpu
 from .remote.hosts_group import Lender, Plan

@@ -27,6 +27,7 @@ from ..supervise.worker_group import Attempt
 from ..transfer.shared_memory import SharedPickle
 from ..transfer.unpicklable import pack_job
 from ..worker import environment
+from . import stores
 from .attempts import GroupEngine
 from .base import Outcome
 from .detached import local as detached
@@ -34,7 +35,6 @@ from .detached.engine import DetachingEngine
 from .detached.folder import Folder
 from .detached.local import LocalWatch
 from .detached.watch import Watch
-from .nodes import stores
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from notebook_accel.trust.plain import MalformedError
+from notebook_accel.trust.proof import KEY_BYTES
 from notebook_accel.trust.secret import FILE_VARIABLE, VARIABLE, Trust, find_secret
 
 SECRET = "correct horse battery staple"
@@ -96,40 +96,6 @@ def test_a_secret_is_neither_shown_nor_pickled() -> None:
             leak(trust)
 
 
-def test_entries_are_read_by_those_who_know_the_secret() -> None:
-    ours, theirs, nobody = Trust(SECRET), Trust("another secret, also long"), Trust()
-    signed, open_entry = ours.write("a", int, 5).encode(), nobody.write("a", int, 5).encode()
-    assert ours.read("a", int, signed) == nobody.read("a", int, open_entry) == 5
-    for trust, name, entry, text in [
-        (theirs, "a", signed, "another secret"),
-        (ours, "b", signed, "another secret"),
-        (ours, "a", open_entry, "has none"),
-        (nobody, "a", signed, "this node has none: give all nodes the same secret"),
-        (ours, "a", signed[:-1] + b"6", "another secret"),
-        (ours, "a", b"", "has none"),
-        (nobody, "a", b"\x80\x04.", "cannot be read"),
-    ]:
-        with pytest.raises(MalformedError, match=text):
-            trust.read(name, int, entry)
-
-
-def test_any_text_is_an_entry_without_a_secret() -> None:
-    """Blanks stand where a signed one has its own."""
-    for length in range(70):
-        text = f"{'x' * length} {'y' * length}"
-        assert Trust().read("a", str, Trust().write("a", str, text).encode()) == text
-
-
 def test_what_connections_prove_needs_the_secret() -> None:
-    token = bytes(32)
-    assert Trust().derive_key(token) == token, "everybody can read the token"
-    assert (
-        len(
-            {
-                Trust().derive_key(token),
-                Trust(SECRET).derive_key(token),
-                Trust(SECRET + "!").derive_key(token),
-            }
-        )
-        == 3
-    )
+    keys = {Trust().key, Trust(SECRET).key, Trust(SECRET + "!").key}
+    assert len(keys) == 3 and all(len(key) == KEY_BYTES for key in keys)

@@ -21,13 +21,13 @@ from ..attempts import INTERRUPT_GRACE, STOP_GRACE, describe_cause, make_outcome
 from ..base import Outcome
 from .meeting import NodeRendezvous, Seat
 from .outcomes import RestartCause
-from .rendezvous import OTHERS_START_AGAIN
+from .waiting import OTHERS_START_AGAIN
 
 _LOOK_SECONDS: Final = 0.05
 _TELL_SECONDS: Final = 2.0  # in which ranks of other nodes say where they hang
 _NEWS_SHARE: Final = 0.25  # of hang_timeout, after which the nodes exchange when they heard of a rank last
 
-_End = Literal["done", "failed", "again"]
+_End = Literal["done", "failed", "stopped", "again"]
 
 
 def run_node(
@@ -51,13 +51,19 @@ def run_node(
         LaunchError: the nodes do not meet, or the workers cannot start.
         KeyboardInterrupt: the cell was interrupted; all workers have ended.
     """
-    nodes = NodeRendezvous(attempt.job)
-    nodes.check = attempt.control.check
-    nodes.tell = lambda text: attempt.deliver([Notice(rank=-1, time=time.time(), text=text)])
+
+    def tell(text: str) -> None:
+        attempt.deliver([Notice(rank=-1, time=time.time(), text=text)])
+
+    nodes = NodeRendezvous(attempt.job, attempt.control.check, tell)
     try:
         agent = _NodeAgent(attempt, nodes, payload, parent_state, setup)
         attempt.deliver([announcement])
-        return nodes.conclude(agent.run_attempts, attempt.record)
+        return agent.run()
+    except BaseException as error:
+        if (outcome := nodes.give_up(error)) is not None:
+            return outcome
+        raise
     finally:
         nodes.leave()
 
@@ -87,41 +93,55 @@ class _NodeAgent:
         self._group: LocalWorkerGroup | None = None
         self._restarts_left = attempt.job.max_restarts
         self._stopped: frozenset[int] = frozenset()
+        self._cause: RestartCause | None = None
         self._hang = ""
-        self._patient_until: float | None = None
 
-    def run_attempts(self) -> Outcome:
-        """Run the workers, and restart them after failures up to `max_restarts` times; return how they ended here."""
-        was_stopped = False
-        try:
-            self._run()
-        except StopAsked:
-            was_stopped = True
-        finally:
-            self.close()
-        return make_outcome(self._record, self._stopped, hang=self._hang, was_stopped=was_stopped)
-
-    def _run(self) -> None:
-        seat = self._nodes.meet()
-        self._restarts_left = max(0, self._restarts_left - self._nodes.num_missed)
+    def run(self) -> Outcome:
+        """Run the workers, and restart them after failures up to `max_restarts` times; return how the run ended."""
+        nodes, record = self._nodes, self._record
+        seat: Seat | None = None
         while True:
-            self._start(seat)
-            end = self._watch()
-            if end == "done" or (end == "failed" and not self._restarts_left):
-                return
-            if text := self._nodes.describe_shortage():
-                self._nodes.tell(text)
-            cause = None
-            if end == "failed":
+            end: _End = "stopped"
+            try:
+                seat = self._meet(seat)
+                self._start(seat)
+                end = self._watch()
+            except StopAsked:
+                pass
+            finally:
+                self.close()
+            if end == "failed" and self._restarts_left:
                 self._restarts_left -= 1
-                cause = self._find_cause()
-                self._nodes.share_cause(cause)  # before this node leaves the others, which notice
-            self.close()
-            seat = self._nodes.meet()
-            self._announce_restart(cause, seat)
+                self._cause = self._find_cause()
+                nodes.share_cause(self._cause)  # before this node meets the others again
+                continue
+            if end == "again":
+                continue
+            outcome = make_outcome(record, self._stopped, hang=self._hang, was_stopped=end == "stopped")
+            is_complete = len(record.results) >= self._job.local_world_size
+            agreed = nodes.finish(outcome, record.results.get(0), is_complete=is_complete)
+            if agreed is not None:
+                return agreed
+
+    def _meet(self, last: Seat | None) -> Seat:
+        """Meet the other nodes; where they had met before, say what for."""
+        nodes, cause = self._nodes, self._cause
+        if last is None:
+            seat = nodes.meet()
+            self._restarts_left = max(0, self._restarts_left - nodes.num_missed)
+            return seat
+        if text := nodes.describe_shortage():
+            nodes.tell(text)
+        self._cause = None
+        seat = nodes.meet()
+        others = nodes.explain_restart(seat.world_size)
+        is_first = cause is not None and not (cause.follows and others)
+        detail = cause.text if cause is not None and is_first else others or OTHERS_START_AGAIN
+        self._attempt.deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
+        return seat
 
     def _start(self, seat: Seat) -> None:
-        self._hang, self._patient_until = "", None
+        self._hang = ""
         ranks = range(seat.first_rank, seat.first_rank + self._job.local_world_size)
         self._group = LocalWorkerGroup(
             replace(self._attempt, number=self._nodes.attempt, share_stop=self._nodes.share_stop),
@@ -160,19 +180,13 @@ class _NodeAgent:
         follows = bool(found) and not self._hang and failures.is_lost_peer(failures.find_first(found))
         return RestartCause(text=text, follows=follows)
 
-    def _announce_restart(self, own: RestartCause | None, seat: Seat) -> None:
-        """Say in the cell why the workers start again: because of a failure here, or of another node."""
-        others = self._nodes.explain_restart(seat.world_size)
-        is_first = own is not None and not (own.follows and others)
-        detail = own.text if own is not None and is_first else others or OTHERS_START_AGAIN
-        self._attempt.deliver([Phase(rank=-1, time=time.time(), name="restarting", detail=detail)])
-
     def _watch(self) -> _End:
-        """Return how the workers ended: for good, badly, or because the nodes meet again."""
+        """Return how the workers of this node ended, or that the nodes are to meet again."""
         while True:
             if (end := self._look()) is not None:
                 return end
-            if self._nodes.num_nodes_waiting():
+            self._nodes.hear_all()
+            if self._nodes.is_called and not self._nodes.is_called_off:
                 return "again"
 
     def _look(self) -> _End | None:
@@ -188,7 +202,7 @@ class _NodeAgent:
         if state == "stopped":
             group.stop(STOP_GRACE, signal.SIGTERM)
             self._stopped = frozenset(group.stopped_ranks)
-            raise StopAsked
+            return "stopped"
         if state in ("failed", "hung"):
             self._hang = group.hang
             if state == "hung":
@@ -200,20 +214,7 @@ class _NodeAgent:
                 self._restarts_left = 0
             self._stopped = frozenset(group.stopped_ranks)
             return "failed"
-        if nodes.finish_attempt() or nodes.is_called_off:
-            return "done"
-        self._check_patiently()
-        time.sleep(self._job.monitor_interval)
-        return None
-
-    def _check_patiently(self) -> None:
-        """Obey a stop while others end; ranks that stop for it, too, have their time."""
-        interrupts.obey_interrupt()
-        control, now = self._attempt.control, time.monotonic()
-        if self._patient_until is None:
-            self._patient_until = now + control.grace if control.stop_is_asked else now
-        if control.signum is not None or now >= self._patient_until:
-            control.check()
+        return "done"
 
     def _share_news(self) -> None:
         """Tell other nodes when a rank was heard last, and hear it from them: silent ranks may wait for theirs."""
@@ -234,11 +235,10 @@ class _NodeAgent:
 
     def _is_failure_of_other_node(self) -> bool:
         """Return whether workers failed only because another node was lost, or restarts its workers."""
-        nodes = self._nodes
-        if not nodes.seconds_to_notice or not self._record.failures:
-            return False
-        first = failures.find_first(self._record.failures)
-        return failures.is_lost_peer(first) and nodes.wait_for_change(nodes.seconds_to_notice)
+        found = self._record.failures
+        return (
+            bool(found) and failures.is_lost_peer(failures.find_first(found)) and self._nodes.wait_for_word()
+        )
 
     def close(self) -> None:
         """End all workers that still run. An interrupt of the user is delayed until they have ended."""

@@ -1,83 +1,65 @@
-"""The coordinator of a run: a thread on the node that holds the store, to which every node is connected.
+"""The coordinator of a run: it listens where all nodes meet, on one of them, and every node is connected to it.
 
-It says when all nodes are there, or why they do not fit together. At the end it says what the first failure of all was,
-and passes on the value of rank 0.
+It says when enough nodes are there, or why they do not fit together, and lets them meet again where one has failed, is
+lost or joins. At the end it says what the first failure of all was, and passes on the value of rank 0.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
+import math
+import queue
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
-from ....stream.listener import keep_alive
-from ....trust import proof
-from ....trust.plain import MalformedError
-from ....trust.proof import Challenge, Session
+from ....errors import LaunchError
 from ... import descriptors
+from ...job import Rendezvous
 from ...supervise.stop_agreement import Questions
-from . import messages, node_info, pulse
-from .messages import Limit, Message
+from .. import stores
+from . import link, messages, node_info
+from .link import NodeLink
+from .messages import Message
 from .node_info import NodeInfo, Roster
 from .outcomes import NodeOutcome, find_cause
 
-_PROOF_SECONDS: Final = 10.0  # from the connection until a node has proven itself and said what it is
-_MAX_GUESTS: Final = 256
-"""Connections besides those of the run's nodes; beyond it the oldest one makes room, which may try again."""
+_PROOF_SECONDS: Final = 10.0
+_MAX_GUESTS: Final = 256  # connections that are of no node of the run; beyond it the oldest one makes room
 _MOST_TURNED_AWAY: Final = 32  # of which the cell is told
-_MAX_UNREAD: Final = 1 << 22
-"""Bytes that wait for a node; a value may be longer, and nothing follows it."""
+_LOOK_SECONDS: Final = 0.2
 _PART_SECONDS: Final = 1.0
-_PAUSE_SECONDS: Final = 0.05
 _SETTLE_SECONDS: Final = 3.0  # in which other nodes say what they know after the first has failed
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False)
 class _Peer:
     """A node that is connected.
 
     Attributes:
-        writer: what goes to the node.
-        address: its IP address.
-        session: the tags of what follows its proof; None where there is no secret.
+        link: to the node.
+        is_host: whether it is the one of this process.
         node: what it says of itself, None before it has said it.
         attempt: the attempt that it is ready for.
-        is_host: whether it holds the store.
         outcome: how its part ended, None before that.
         questions: of its ranks of this attempt, None before all are held.
-        has_left: whether it has said that it leaves.
-        has_ended: whether its workers of this attempt have ended well, where nodes come and go.
-        name: the name by which its pulse knows it, empty where it has none.
-        pulse_of: of a silent connection, the name of the node that it belongs to; empty for other ones.
+        has_left: whether it has said that it leaves, or is gone.
     """
 
-    writer: asyncio.StreamWriter
-    address: str
-    session: Session | None = None
+    link: NodeLink
+    is_host: bool
     node: NodeInfo | None = None
     attempt: int = -1
-    is_host: bool = False
     outcome: NodeOutcome | None = None
     questions: Questions | None = None
     has_left: bool = False
-    has_ended: bool = False
-    name: str = ""
-    pulse_of: str = ""
 
-    def tell(self, message: Message) -> None:
-        """Send a message to the node; one that does not read what it was sent is dropped."""
-        if self.writer.is_closing():
-            return
-        if message.kind != "value" and self.writer.transport.get_write_buffer_size() > _MAX_UNREAD:
-            self.writer.transport.abort()
-            return
-        for piece in messages.encode(message, self.session):
-            self.writer.write(piece)
+    def tell(self, kind: messages.MessageKind, value: Any = None) -> None:
+        """Send a message to the node."""
+        self.link.say(Message(kind, value))
 
 
 class Coordinator:
@@ -85,64 +67,49 @@ class Coordinator:
 
     Args:
         listening: a socket that listens.
-        key: what a node has to know.
-        num_nodes: how many nodes meet.
-        elects: whether nodes may get their ranks here; False where each node names its own.
-        before_restart: called before workers start, from the second attempt on.
-        max_losses: of which attempt on a node that is gone ends the run; before that it is waited for.
-        proven: whether the key is made of a secret.
-        least: how many nodes are enough, where they come and go; 0 where all have to be there.
-        last_call: seconds that more than these are waited for at the beginning.
+        place: where the nodes meet, and how many.
+        host_claim: the number by which the node of this process proves that it is the one.
+        max_losses: of which attempt on a node that is gone ends the run, where all have to be there.
+        last_call: seconds that more than enough nodes are waited for, where they come and go.
     """
 
     def __init__(
         self,
         listening: socket.socket,
-        key: bytes,
-        num_nodes: int,
+        place: Rendezvous,
+        host_claim: int,
         *,
-        elects: bool,
-        before_restart: Callable[[], None],
         max_losses: int = 0,
-        proven: bool = False,
-        least: int = 0,
         last_call: float = 0.0,
     ) -> None:
-        self._least, self._last_call = least, last_call
-        self._calling: asyncio.TimerHandle | None = None
-        self._num_turned_away = 0
-        self._is_called = self._is_finished = (
-            False  # whether all are to meet again; whether all workers ended well
-        )
-        self._listening = listening
-        self._max_losses = max_losses
-        self._key = key
-        self._proven = proven
-        self._num_nodes = num_nodes
-        self._elects = elects
-        self._before_restart = before_restart
-        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter | None] = {}
-        self._guests: dict[asyncio.Task[None], _Peer] = {}  # those that take no part yet, oldest first
-        self._peers: list[_Peer] = []
-        self._members: list[_Peer] = []
+        self._listening, self._place, self._host_claim = listening, place, host_claim
+        self._most, self._least = place.num_nodes, place.min_nodes or place.num_nodes
+        self._max_losses, self._last_call = max_losses, last_call
+        self._inbox: queue.SimpleQueue[tuple[NodeLink, Message | None]] = queue.SimpleQueue()
+        self._strangers: list[socket.socket] = []  # that have proven nothing, oldest first
+        self._peers: dict[NodeLink, _Peer] = {}  # all that are connected, oldest first
+        self._members: list[_Peer] = []  # the nodes of this attempt by rank, also those that are gone
         self._attempt = -1
-        self._outcomes: list[NodeOutcome] = []
-        self._value: Message | None = None
-        self._value_from: _Peer | None = None
-        self._is_over = self._has_heard_host = False
-        self._settling: asyncio.TimerHandle | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: asyncio.Event | None = None
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="notebook_accel coordinator", daemon=True)
+        self._store: Any = None  # where the workers of this attempt meet
+        self._outcomes: list[NodeOutcome] = []  # all that may end the run
+        self._value: tuple[_Peer, Message] | None = None
+        self._is_called = False  # whether the nodes are to meet again
+        self._is_over = self._has_heard_host = self._is_closed = False
+        self._num_turned_away = 0
+        self._due: dict[Callable[[], None], float] = {}
+        self._threads = [
+            threading.Thread(target=work, name="notebook_accel coordinator", daemon=True)
+            for work in (self._accept, self._work)
+        ]
         descriptors.keep_from_forks(self)
-        self._thread.start()
-        self._ready.wait()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def is_empty(self) -> bool:
         """Whether no node of the run is connected any more; before all are there, whether nobody is."""
-        return not any(peer in self._peers for peer in self._members or self._peers)
+        peers = list(self._peers.values())
+        return not any(peer in peers for peer in self._members or peers)
 
     @property
     def has_heard_host(self) -> bool:
@@ -151,437 +118,335 @@ class Coordinator:
 
     def close(self) -> None:
         """End all connections."""
-        if self._loop is not None and self._closing is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._closing.set)
-        self._thread.join()
-        self._listening.close()
+        self._is_closed = True
+        for thread in self._threads:
+            thread.join()
+        deadline = time.monotonic() + _PART_SECONDS
+        for each in list(self._peers):
+            each.close(max(0.0, deadline - time.monotonic()))
+        self._store = None
         descriptors.forget(self)
 
     def filenos(self) -> list[int]:
-        """Return the descriptors that no forked process may keep."""
-        writers = filter(None, list(self._connections.values()))
-        sockets = [self._listening, *(writer.get_extra_info("socket") for writer in writers)]
-        return [fd for each in sockets if (fd := each.fileno()) >= 0]
+        """Return the descriptors that no forked process may keep; those of links are theirs."""
+        return [fd for each in [self._listening, *self._strangers] if (fd := each.fileno()) >= 0]
 
-    def _work(self) -> None:
-        try:
-            with contextlib.closing(asyncio.SelectorEventLoop()) as loop:
-                loop.run_until_complete(self._serve())
-        finally:
-            self._ready.set()
-
-    async def _serve(self) -> None:
-        """Accept connections; asyncio's own server would forget, still open, those that come while it closes."""
-        self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
-        self._listening.setblocking(False)
-        self._loop.add_reader(self._listening, self._accept)
-        self._ready.set()
-        await self._closing.wait()
-        self._loop.remove_reader(self._listening)
-        self._listening.close()
-        await self._disconnect()
+    # -- connections
 
     def _accept(self) -> None:
-        assert self._loop is not None
-        try:
-            connection, address = self._listening.accept()
-        except OSError:
-            time.sleep(_PAUSE_SECONDS)  # too many files are open, or it has gone already
-            return
-        self._connections[self._loop.create_task(self._welcome(connection, str(address[0])))] = None
+        self._listening.settimeout(_LOOK_SECONDS)
+        while not self._is_closed:
+            try:
+                connection, _ = self._listening.accept()
+            except TimeoutError:
+                continue
+            except OSError:
+                time.sleep(_LOOK_SECONDS)  # too many files are open, or it has gone already
+                continue
+            self._strangers.append(connection)
+            self._make_room()
+            threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
+        self._listening.close()
+        for stranger in list(self._strangers):
+            link.shut(stranger)
+        while self._strangers:  # which their threads notice
+            time.sleep(_LOOK_SECONDS / 100)
 
-    async def _disconnect(self) -> None:
-        """End all connections; tasks that are left to be cancelled would complain in the cell."""
-        for writer in filter(None, self._connections.values()):
-            writer.close()
-        if self._connections:
-            await asyncio.wait(list(self._connections), timeout=_PART_SECONDS)
-        for writer in filter(None, self._connections.values()):
-            writer.transport.abort()  # its last messages do not arrive any more
-        if self._connections:
-            await asyncio.wait(list(self._connections))
-
-    async def _welcome(self, connection: socket.socket, address: str) -> None:
-        task = asyncio.current_task()
-        assert task is not None and self._closing is not None
+    def _welcome(self, connection: socket.socket) -> None:
         try:
-            reader, writer = await asyncio.open_connection(sock=connection)
-        except OSError:  # it had gone before it was greeted
+            accepted = link.welcome(connection, self._place.trust, _PROOF_SECONDS)
+            made = NodeLink(connection, accepted.session, self._inbox, self._find_limit(is_member=False))
+        except OSError:  # it has gone, or is no node
             connection.close()
-            del self._connections[task]
-            return
-        self._connections[task] = writer
-        peer = _Peer(writer=writer, address=address)
-        self._make_room(task, peer)
-        try:
-            if self._closing.is_set():
-                return
-            first = await asyncio.wait_for(self._hear_first(peer, reader), _PROOF_SECONDS)
-            if first.kind == "pulse":
-                await self._wait_for_silence(peer, str(first.value), reader)
-                return
-            keep_alive(writer.get_extra_info("socket"))
-            self._peers.append(peer)
-            self._take(peer, first)
-            while True:
-                self._take(peer, await messages.read(reader, peer.session, lambda: self._find_limit(peer)))
-        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError, MalformedError, RecursionError):
-            pass  # it has gone, or is no node
+        else:
+            self._peers[made] = _Peer(made, accepted.claim == self._host_claim)
+            made.start()
         finally:
-            self._guests.pop(task, None)
-            self._note_gone(peer)
-            self._has_heard_host |= peer.is_host
-            writer.close()
-            del self._connections[task]
+            if connection in self._strangers:  # it had not to make room
+                self._strangers.remove(connection)
 
-    async def _wait_for_silence(self, peer: _Peer, name: str, reader: asyncio.StreamReader) -> None:
-        """Lose a node as soon as its machine does not answer any more."""
-        peer.pulse_of = name
-        pulse.watch_network(peer.writer.get_extra_info("socket"))
-        try:
-            await reader.read(1)
-        except OSError as error:
-            if pulse.is_cut_off(error):
-                for node in self._peers:
-                    if node.name == name:
-                        node.writer.transport.abort()
-
-    async def _hear_first(self, peer: _Peer, reader: asyncio.StreamReader) -> Message:
-        """Prove both ends to each other, and return what the node says first; ProofError without its proof."""
-        challenge = Challenge(self._key, messages.PURPOSE)
-        peer.writer.write(challenge.greeting)
-        acceptance = challenge.accept(await reader.readexactly(proof.ANSWER_BYTES))
-        peer.writer.write(acceptance.reply)
-        peer.session = acceptance.session if self._proven else None
-        return await messages.read(reader, peer.session, lambda: self._find_limit(peer))
-
-    def _find_limit(self, peer: _Peer) -> Limit:
-        """Return how much a node may say in a message."""
-        if self._proven:
+    def _find_limit(self, *, is_member: bool) -> messages.Limit:
+        if self._place.trust.is_proven:
             return messages.NO_LIMIT
-        return messages.MEMBER_LIMIT if peer in self._members else messages.GUEST_LIMIT
+        return messages.MEMBER_LIMIT if is_member else messages.GUEST_LIMIT
 
-    def _make_room(self, task: asyncio.Task[None], peer: _Peer) -> None:
-        """Note a guest; where there are too many, the oldest one leaves, first of those that have proven nothing."""
-        names = {member.name for member in self._members if member.name}
-        guests = self._guests = {
-            each: guest
-            for each, guest in self._guests.items()
-            if guest not in self._members and guest.pulse_of not in names
-        }
-        if len(guests) >= _MAX_GUESTS + 2 * self._num_nodes:
-            unproven = (
-                each for each, guest in guests.items() if guest not in self._peers and not guest.pulse_of
-            )
-            oldest = next(unproven, None) or next(iter(guests))
-            guests.pop(oldest).writer.transport.abort()
-        guests[task] = peer
+    def _make_room(self) -> None:
+        """Let the oldest guest go where there are too many, first of those that have proven nothing."""
+        strangers = list(self._strangers)
+        guests = [peer for peer in list(self._peers.values()) if peer not in self._members]
+        if len(strangers) + len(guests) <= _MAX_GUESTS + 2 * self._most:
+            return
+        if len(strangers) > 1:  # the last one has just come
+            link.shut(self._strangers.pop(0))
+        else:
+            min(guests, key=lambda peer: peer.node is not None).link.end()
 
-    def _take(self, peer: _Peer, message: Message) -> None:
-        if message.kind == "node":
-            may_take_part = not self._members or peer in self._members
-            if may_take_part and not 0 <= message.value[1] <= self._attempt + 1:
-                raise MalformedError(f"attempt {self._attempt + 1} is the next one, not {message.value[1]}")
-            peer.node, peer.attempt, peer.is_host = message.value
-            if peer in self._members:
-                peer.node = replace(message.value[0], node_rank=self._members.index(peer))
-            self._meet(peer)
+    def _work(self) -> None:
+        while not self._is_closed:
+            now = time.monotonic()
+            for action in [action for action, at in self._due.items() if at <= now]:
+                del self._due[action]
+                action()
+            seconds = min([_LOOK_SECONDS, *(at - now for at in self._due.values())])
+            with contextlib.suppress(queue.Empty):
+                each, message = self._inbox.get(timeout=max(0.0, seconds))
+                if (peer := self._peers.get(each)) is not None:
+                    self._take(peer, message)
+
+    def _take(self, peer: _Peer, message: Message | None) -> None:
+        if message is None:
+            self._note_gone(peer)
+        elif message.kind == "node":
+            self._take_node(peer, *message.value)
         elif message.kind == "outcome":
             self._take_outcome(peer, message.value)
         elif message.kind == "bye":
             peer.has_left = True
-        elif message.kind == "name":
-            peer.name = message.value
         elif peer not in self._members:
             return
         elif message.kind == "value":
-            self._value, self._value_from = message, peer
-        elif message.kind == "ended":
-            peer.has_ended = message.value == self._attempt
-            self._consider_stop()
-            self._consider_end()
+            self._value = peer, message
         elif message.kind == "held":
             peer.questions = message.value
             self._consider_stop()
         elif message.kind in ("cause", "news", "ask", "stop"):
-            for other in self._members:
+            for other in self._list_living():
                 if other is not peer:
-                    other.tell(message)
+                    other.link.say(message)
 
-    # -- meeting
+    # -- who takes part
 
-    def _meet(self, newcomer: _Peer) -> None:
+    def _list_living(self) -> list[_Peer]:
+        """Return the nodes of this attempt that are there."""
+        return [member for member in self._members if not member.has_left]
+
+    def _take_node(self, peer: _Peer, node: NodeInfo, attempt: int) -> None:
+        """Note that a node is ready to meet the others."""
         if self._is_over:
-            newcomer.tell(Message("over"))
-            return
-        if self._least:
-            self._admit(newcomer)
-            return
-        if self._members and newcomer not in self._members and (problem := self._seat(newcomer)):
-            newcomer.tell(Message("refused", problem))
-            return
-        if self._members and newcomer.attempt > self._attempt:
-            for member in self._members:
-                member.tell(Message("again", (newcomer.attempt, "")))
-        self._check_complete()
+            peer.tell("over")
+        elif attempt != (self._attempt + 1 if peer in self._members else 0):
+            peer.link.end()  # it is none of ours
+        elif peer not in self._members:
+            peer.node, peer.attempt = node, self._attempt + 1
+            if self._place.is_elastic:
+                self._admit(peer)
+            elif self._members:
+                self._seat(peer)
+        else:
+            peer.attempt, peer.outcome = attempt, None
+            self._call_again(peer)
+        self._consider_start()
 
-    def _seat(self, newcomer: _Peer) -> str:
-        """Give a node the place of one that is gone; return why it cannot be, else empty."""
+    def _seat(self, newcomer: _Peer) -> None:
+        """Give a node the place of one that is gone, or refuse it."""
         assert newcomer.node is not None
+        names = ", ".join(member.node.name for member in self._members if member.node is not None)
+        problem = (
+            f"the run there has its {self._most} nodes already: {names}; "
+            "wait until it has ended, or choose another use_port on all nodes of this one; if one of them has just "
+            "died and comes back, run its cell again in 15 s: that is when the others have noticed it"
+        )
         for rank, member in enumerate(self._members):
-            if member in self._peers or not (self._elects or newcomer.node.node_rank == rank):
-                continue
-            node = replace(newcomer.node, node_rank=rank)
-            others = [each.node for each in self._members if each in self._peers and each.node is not None]
-            if lines := node_info.find_disagreements([*others, node], complete=True):
-                return "this node does not fit to the run:\n" + "\n".join(f"  - {line}" for line in lines)
-            newcomer.node, newcomer.attempt, self._members[rank] = node, self._attempt + 1, newcomer
-            return ""
-        return self._describe_full()
-
-    def _check_complete(self) -> None:
-        """Start the attempt where all nodes are there; refuse nodes that do not fit together."""
-        there = [
-            peer
-            for peer in self._peers
-            if peer.node is not None
-            and peer.attempt > self._attempt
-            and (not self._members or peer in self._members)  # refused ones may stay connected
-        ]
-        nodes = [peer.node for peer in there if peer.node is not None]
-        if not nodes or self._is_over:
-            return
-        complete = len(nodes) >= self._num_nodes
-        lines = node_info.find_disagreements(nodes, complete=complete)
-        if not self._elects and not self._members:
-            lines += node_info.find_duplicates(nodes)
-        if lines:
-            text = "the nodes of this run do not fit together, nothing was started:\n"
-            self._refuse(there, text + "\n".join(f"  - {line}" for line in lines))
-            return
-        if not complete:
-            for peer in there:
-                peer.tell(Message("present", [replace(node, same={}) for node in nodes]))
-            return
-        if not self._members:
-            self._members = self._sort(there)
-        self._attempt += 1
-        if self._attempt:
-            self._before_restart()
-        self._send_roster()
+            if member.has_left and (self._place.elects or newcomer.node.node_rank == rank):
+                node = replace(newcomer.node, node_rank=rank)
+                others = [each.node for each in self._list_living() if each.node is not None]
+                lines = node_info.find_disagreements([*others, node], complete=True)
+                if not lines:
+                    newcomer.node, self._members[rank] = node, newcomer
+                    self._call_again(newcomer)
+                    return
+                problem = f"this node does not fit to the run:\n{_itemize(lines)}"
+                break
+        self._refuse([newcomer], problem)
 
     def _admit(self, newcomer: _Peer) -> None:
-        """Let a node into a run whose nodes come and go, if it fits to the one that holds the store."""
-        self._turn_away()
-        if newcomer.node is None:
-            return
-        if self._members:
-            living = self._list_living()
-            may_join = len(living) < self._num_nodes and not any(member.has_ended for member in living)
-            if newcomer.attempt > self._attempt if newcomer in living else may_join:
-                self._call_again(newcomer)
-        self._check_some()
-
-    def _call_again(self, caller: _Peer, text: str = "") -> None:
-        """Let all nodes but one meet again; until then the end of their workers counts as none."""
-        self._is_called = True
-        for member in self._list_living():
-            if member is not caller:
-                member.tell(Message("again", (self._attempt + 1, text)))
-
-    def _turn_away(self) -> None:
-        """Refuse the nodes that do not fit to the one that holds the store."""
-        host = next((peer for peer in self._peers if peer.is_host), None)
+        """Let a node into a run whose nodes come and go; those that do not fit to the host are turned away."""
+        host = next((peer for peer in self._peers.values() if peer.is_host), None)
         if host is None or host.node is None:
             return
-        for peer in self._peers:
+        for peer in list(self._peers.values()):
             if peer is host or peer.node is None or peer in self._members:
                 continue
             new = replace(peer.node, node_rank=-1)
             if found := node_info.find_disagreements([host.node, new], complete=True):
-                text = "\n".join(f"  - {line}" for line in found)
-                said = f"this node does not fit to the one that holds the run together:\n{text}"
-                peer.tell(Message("refused", said))
-                peer.node = None
+                text = _itemize(found)
+                why = f"this node does not fit to the one that holds the run together:\n{text}"
+                self._refuse([peer], why)
                 self._num_turned_away += 1
                 if self._num_turned_away <= _MOST_TURNED_AWAY:
-                    host.tell(Message("turned away", f"{new.host} was not let into the run:\n{text}"))
+                    host.tell("turned away", f"{new.host} was not let into the run:\n{text}")
+        living = self._list_living()
+        has_room = len(living) < self._most and all(member.outcome is None for member in living)
+        if living and newcomer.node is not None and has_room:
+            self._call_again(newcomer)
 
-    def _list_living(self) -> list[_Peer]:
-        """Return the nodes that take part and are there."""
-        return [member for member in self._members if member in self._peers and not member.has_left]
+    def _refuse(self, peers: Sequence[_Peer], why: str) -> None:
+        for peer in peers:
+            peer.node = None
+            peer.tell("refused", why)
 
-    def _check_some(self, *, is_last: bool = False) -> None:
-        """Start the attempt where enough nodes are there, of those that come and go.
+    def _call_again(self, caller: _Peer, gone: str = "") -> None:
+        """Let all nodes meet again; until then it counts as nothing that workers have ended well.
+
+        Args:
+            caller: who knows already.
+            gone: whom they wait for.
+        """
+        for member in self._list_living():
+            if member.outcome is not None and member.outcome.kind == "done":
+                member.outcome = None
+            if member is not caller and not self._is_called:
+                member.tell("again", (self._attempt + 1, gone))
+        self._is_called = True
+
+    def _note_gone(self, peer: _Peer) -> None:
+        """Note that a node is gone. Before all are there it may come again, afterwards it is lost."""
+        del self._peers[peer.link]
+        peer.link.close()
+        peer.has_left = True
+        self._has_heard_host |= peer.is_host
+        if peer in self._members and peer.node is not None and peer.outcome is None and not self._is_over:
+            self._lose(peer, peer.node)
+        self._consider_start()
+        self._consider_stop()
+        self._consider_end()
+
+    def _lose(self, peer: _Peer, node: NodeInfo) -> None:
+        """Go on without a node, wait until it comes back, or end the run."""
+        text = f"{node.name} is gone without a word: its kernel has ended, or it is cut off the network"
+        if self._place.is_elastic:
+            left = sum(each.node is not None for each in self._peers.values())
+            nodes = "1 node" if left == 1 else f"{left} nodes"
+            text = "" if left >= self._least else f"{nodes} left, at least {self._least} are needed"
+        if not self._outcomes and (self._place.is_elastic or self._attempt < self._max_losses):
+            self._call_again(peer, text)
+        elif not self._place.is_elastic:
+            self._take_outcome(peer, NodeOutcome(node=node, kind="lost", text=text))
+
+    # -- meeting
+
+    def _consider_start(self, *, is_last: bool = False) -> None:
+        """Start the attempt where enough nodes are there; say who is where they are not.
 
         Args:
             is_last: whether more than enough were waited for.
         """
-        living = self._list_living()
         there = [
-            peer
-            for peer in self._peers
-            if peer.node is not None and (peer not in living or peer.attempt > self._attempt)
+            peer for peer in self._peers.values() if peer.node is not None and peer.attempt > self._attempt
         ]
-        is_due = self._is_called or not self._members
-        is_ready = any(peer.is_host for peer in there) and all(member in there for member in living)
-        if self._is_over or not is_due or not is_ready or len(there) < self._least:
-            nodes = [replace(peer.node, same={}) for peer in there if peer.node is not None]
+        if self._is_over or not there:
+            return
+        nodes = [peer.node for peer in there if peer.node is not None]
+        if not self._place.is_elastic and not self._members and (lines := self._find_misfits(nodes)):
+            self._is_over = True
+            why = f"the nodes of this run do not fit together, nothing was started:\n{_itemize(lines)}"
+            self._refuse(there, why)
+            return
+        living = self._list_living()
+        is_enough = len(there) >= self._least and any(peer.is_host for peer in there)
+        if not is_enough or any(member not in there for member in living):
             for peer in there:
-                peer.tell(Message("present", nodes))
-            return
-        has_new = any(peer not in living for peer in there)
-        if has_new and len(there) < self._num_nodes and not is_last:  # more may be about to come
-            if self._calling is None:
-                assert self._loop is not None
-                self._calling = self._loop.call_later(self._last_call, self._end_call)
-            return
-        order = sorted(
-            there, key=lambda peer: (not peer.is_host, peer not in living, peer.node and peer.node.node_rank)
-        )
-        self._members = order[: self._num_nodes]
-        self._attempt += 1
-        self._is_called = False
-        for member in self._members:
-            member.has_ended = False
-        self._send_roster()
+                peer.tell("present", [replace(node, same={}) for node in nodes])
+        elif len(there) >= self._most or is_last or all(peer in living for peer in there):
+            self._start(there)
+        else:  # more may be about to come
+            self._due.setdefault(self._end_call, time.monotonic() + self._last_call)
+
+    def _find_misfits(self, nodes: Sequence[NodeInfo]) -> list[str]:
+        nodes = sorted(nodes, key=lambda node: node.node_rank)
+        lines = node_info.find_disagreements(nodes, complete=len(nodes) >= self._most)
+        return lines if self._place.elects else lines + node_info.find_duplicates(nodes)
 
     def _end_call(self) -> None:
-        self._calling = None
-        self._check_some(is_last=True)
+        self._consider_start(is_last=True)
 
-    def _consider_end(self) -> None:
-        """Say that the workers of all nodes have ended well."""
-        living = self._list_living()
-        if living and not self._is_called and all(member.has_ended for member in living):
-            self._is_finished = True
-            for member in living:
-                member.tell(Message("all ended"))
-
-    def _describe_full(self) -> str:
-        names = ", ".join(member.node.name for member in self._members if member.node is not None)
-        return (
-            f"the run there has its {self._num_nodes} nodes already: {names}; "
-            "wait until it has ended, or choose another use_port on all nodes of this one; if one of them has just "
-            "died and comes back, run its cell again in 15 s: that is when the others have noticed it"
-        )
-
-    def _refuse(self, peers: Sequence[_Peer], text: str) -> None:
-        self._is_over = True
-        for peer in peers:
-            peer.tell(Message("refused", text))
-
-    def _sort(self, peers: Sequence[_Peer]) -> list[_Peer]:
-        """Return the nodes by rank: as they name their ranks, else the host first and the others as they came."""
-        ranks = {peer.node.node_rank: peer for peer in peers if peer.node is not None}
-        if sorted(ranks) == list(range(self._num_nodes)):
-            return [ranks[rank] for rank in sorted(ranks)]
-        return sorted(peers, key=lambda peer: not peer.is_host)
-
-    def _send_roster(self) -> None:
+    def _start(self, there: Sequence[_Peer]) -> None:
+        """Begin the next attempt: by the ranks that the nodes name, or the host first, then those that were there."""
+        ranks = {peer.node.node_rank: peer for peer in there if peer.node is not None}
+        if sorted(ranks) == list(range(self._most)) and not self._place.is_elastic:
+            order = [ranks[rank] for rank in sorted(ranks)]
+        else:
+            old = {peer: rank for rank, peer in enumerate(self._members)}
+            order = sorted(there, key=lambda peer: (not peer.is_host, old.get(peer, math.inf)))
+        try:
+            self._store = None  # that of the last attempt
+            self._store = stores.open_store(replace(self._place, port=0))
+        except LaunchError as error:
+            self._is_over = True
+            self._refuse(there, str(error))
+            return
+        self._members = order[: self._most]
+        self._attempt += 1
+        self._is_called, self._value = False, None
         nodes = []
         for rank, member in enumerate(self._members):
             assert member.node is not None
-            member.node, member.questions = replace(member.node, node_rank=rank), None
+            member.node, member.questions, member.outcome = replace(member.node, node_rank=rank), None, None
+            member.link.limit = self._find_limit(is_member=True)
             nodes.append(member.node)
-        host = next(rank for rank, member in enumerate(self._members) if member.is_host)
-        addresses = [member.address for member in self._members]
+        common = Roster(
+            node_rank=0,
+            host_rank=next(rank for rank, member in enumerate(self._members) if member.is_host),
+            nodes=nodes,
+            addresses=[member.link.address for member in self._members],
+            attempt=self._attempt,
+            port=self._store.port,
+        )
         for rank, member in enumerate(self._members):
-            roster = Roster(
-                node_rank=rank, host_rank=host, nodes=nodes, addresses=addresses, attempt=self._attempt
-            )
-            member.tell(Message("roster", roster))
+            member.tell("roster", replace(common, node_rank=rank))
 
     # -- ending
 
     def _consider_stop(self) -> None:
         """Say at which question the ranks stop, once those of all nodes that have not ended are held."""
-        running = [
-            member
-            for member in (self._list_living() if self._least else self._members)
-            if member.outcome is None and not member.has_ended
-        ]
+        running = [member for member in self._list_living() if member.outcome is None]
         held = [member.questions for member in running if member.questions is not None]
         if held and len(held) == len(running):
             questions = Questions(min(each.least for each in held), max(each.most for each in held))
             for member in running:
-                member.tell(Message("agreed", questions))
+                member.tell("agreed", questions)
 
     def _take_outcome(self, peer: _Peer, outcome: NodeOutcome) -> None:
-        if peer in self._members:
+        if peer not in self._members:
+            if peer.is_host and not self._members and not self._is_over:
+                self._is_over = True
+                others = [other for other in self._peers.values() if other is not peer]
+                self._refuse(others, f"{outcome.text or outcome.node.name}, which holds the run together")
+        elif outcome.kind != "done" or not self._is_called:
             peer.outcome = outcome
-            self._outcomes.append(outcome)
+            if outcome.kind != "done":
+                self._outcomes.append(outcome)
             self._consider_stop()
-        elif peer.is_host and not self._members:
-            others = [other for other in self._peers if other is not peer]
-            self._refuse(others, f"{outcome.text or outcome.node.name}, which holds the run together")
-        self._consider()
+            self._consider_end()
 
-    def _note_gone(self, peer: _Peer) -> None:
-        """Note that a node is gone. Before all are there it may come again, afterwards it is lost."""
-        if peer not in self._peers:
-            return
-        self._peers.remove(peer)
-        if self._least:
-            self._note_gone_of_some(peer)
-        elif peer not in self._members:
-            self._check_complete()
-        elif (
-            peer.node is not None
-            and not peer.has_left
-            and (peer.outcome is None or peer.outcome.kind == "done")
-        ):
-            text = (
-                f"{peer.node.name} is gone without a word: its kernel has ended, or it is cut off the network"
-            )
-            if self._attempt < self._max_losses and not self._outcomes:
-                for member in self._members:
-                    member.tell(Message("again", (self._attempt + 1, text)))
-                return
-            self._take_outcome(peer, NodeOutcome(node=peer.node, kind="lost", text=text))
-
-    def _note_gone_of_some(self, peer: _Peer) -> None:
-        """Let the other nodes start again without one that is gone."""
-        goes_on = not (self._outcomes or self._is_finished or self._is_over)
-        if peer in self._members and peer.outcome is None and not peer.has_ended and goes_on:
-            left = sum(each.node is not None for each in self._peers)
-            nodes = "1 node" if left == 1 else f"{left} nodes"
-            self._call_again(
-                peer, "" if left >= self._least else f"{nodes} left, at least {self._least} are needed"
-            )
-        self._check_some()
-        self._consider_end()
-        self._consider()
-
-    def _consider(self) -> None:
+    def _consider_end(self) -> None:
         """Decide why the run ended: once all nodes have ended, or a while after the first one failed.
 
         No later news explains why a node is lost.
         """
+        cause, living = find_cause(self._outcomes), self._list_living()
         if self._is_over or not self._members:
             return
-        cause = find_cause(self._outcomes)
         is_lost = cause is not None and cause.kind == "lost"
-        members = self._list_living() if self._least else self._members
-        if is_lost or all(member.outcome is not None for member in members):
+        if is_lost or (living and all(member.outcome is not None for member in living)):
             self._decide()
-        elif cause is not None and self._settling is None:
-            assert self._loop is not None
-            self._settling = self._loop.call_later(_SETTLE_SECONDS, self._decide)
-            for member in self._members:
-                member.tell(Message("trouble"))
+        elif cause is not None and self._decide not in self._due:
+            self._due[self._decide] = time.monotonic() + _SETTLE_SECONDS
+            for member in living:
+                member.tell("trouble")
 
     def _decide(self) -> None:
         if self._is_over:
             return
         self._is_over = True
-        if self._settling is not None:
-            self._settling.cancel()
         cause = find_cause(self._outcomes)
         if cause is not None and cause.hang:
             cause = replace(cause, hang="\n".join(outcome.hang for outcome in self._outcomes if outcome.hang))
-        for member in self._members:
-            member.tell(Message("verdict", cause))
-            if cause is None and self._value is not None and member is not self._value_from:
-                member.tell(self._value)
+        for member in self._list_living():
+            member.tell("verdict", cause)
+            if cause is None and self._value is not None and member is not self._value[0]:
+                member.link.say(self._value[1])
+
+
+def _itemize(lines: Sequence[str]) -> str:
+    return "\n".join(f"  - {line}" for line in lines)

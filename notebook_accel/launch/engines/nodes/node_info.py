@@ -21,6 +21,7 @@ from ...job import Job
 
 _DIGITS: Final = 12
 _MOST: Final = 1 << 20  # of nodes, and of a node's processes
+_MOST_PORTS: Final = 1 << 16
 _LONGEST_HOST: Final = 255  # characters of a host's name
 _JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
 # Python calls `module.function()` in one way where the same file imports the module, and in another in a notebook,
@@ -63,9 +64,10 @@ class Roster:
 
     Attributes:
         node_rank: the rank of the node that this is sent to.
-        host_rank: the rank of the node that holds the store and the coordinator.
+        host_rank: the rank of the node with the coordinator.
         nodes: all nodes, by rank.
         addresses: their IP addresses, by rank.
+        port: of the store, on the node with the coordinator, where the workers meet.
         attempt: which start of the workers this is, counted from 0; more for a node that comes back.
     """
 
@@ -73,6 +75,7 @@ class Roster:
     host_rank: int
     nodes: Sequence[NodeInfo]
     addresses: Sequence[str]
+    port: int
     attempt: int = 0
 
     def __post_init__(self) -> None:
@@ -81,6 +84,7 @@ class Roster:
             0 <= self.node_rank < count
             and 0 <= self.host_rank < count
             and len(self.addresses) == count
+            and 0 < self.port < _MOST_PORTS
             and 0 <= self.attempt < _MOST
         ):
             raise ValueError(f"ranks {self.node_rank} and {self.host_rank} of {count} nodes")

@@ -8,7 +8,7 @@ from ....stream.wire import BETWEEN
 
 KEEP_ALIVE: Final = BETWEEN
 KEEP_ALIVE_SECONDS: Final = 1.0
-SILENCE_SECONDS: Final = 14.0
+SILENCE_SECONDS: Final = 14.5
 """How long the notebook waits for anything of an agent before it takes it for lost.
 
 A network that is down for 10 s is quiet for longer: TCP sends again after 0.2, 0.6, 1.4, 3, 6.2 and 12.6 s (RFC 6298,

@@ -17,9 +17,9 @@ from notebook_accel import notebook_launcher
 from notebook_accel.errors import LaunchError
 from notebook_accel.events import Ended, Event, Notice, Order, Phase, Result
 from notebook_accel.launch.agent.parent_state import ParentState
+from notebook_accel.launch.engines import stores
 from notebook_accel.launch.engines.attempts import GroupEngine, Wait
 from notebook_accel.launch.engines.base import Outcome
-from notebook_accel.launch.engines.nodes import stores
 from notebook_accel.launch.job import Job
 from notebook_accel.launch.supervise.control import Control, StopAsked
 from notebook_accel.launch.supervise.local_group import LocalWorkerGroup

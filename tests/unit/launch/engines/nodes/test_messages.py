@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
 import struct
@@ -25,23 +26,29 @@ NODE = NodeInfo(node_rank=0, host="one", processes=1)
 
 def make_sessions() -> tuple[Session, Session]:
     """Return both ends of a connection by proof."""
-    challenge = Challenge(bytes(32), messages.PURPOSE)
-    answer = Answer(bytes(32), messages.PURPOSE, challenge.greeting)
+    challenge = Challenge(bytes(32), "nodes")
+    answer = Answer(bytes(32), "nodes", challenge.greeting)
     acceptance = challenge.accept(answer.content)
+    assert acceptance.session is not None
     return answer.check(acceptance.reply), acceptance.session
 
 
-def parse(data: bytes, session: Session | None = None, limit: Limit = MEMBER_LIMIT) -> Message:
+def parse(data: bytes, session: Session | None = None, limit: Limit = MEMBER_LIMIT) -> Message | None:
     """Return the message that some bytes begin with; EOFError where they end before it."""
-    parsing, start = messages.parse(session, lambda: limit), 0
-    size = next(parsing)
-    while start + size <= len(data):
-        piece, start = data[start : start + size], start + size
-        try:
-            size = parsing.send(piece)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-    raise EOFError
+    stream = io.BytesIO(data)
+
+    def take(size: int) -> bytes:
+        if size > len(data) - stream.tell():
+            raise EOFError
+        return stream.read(size)
+
+    return messages.read(take, session, lambda: limit)
+
+
+def parse_message(data: bytes, session: Session | None = None) -> Message:
+    message = parse(data, session)
+    assert message is not None
+    return message
 
 
 def join(message: Message, session: Session | None = None) -> bytes:
@@ -56,11 +63,11 @@ def make_frame(*parts: bytes) -> bytes:
 def test_messages_arrive_with_and_without_a_secret() -> None:
     for theirs, ours in [(None, None), make_sessions()]:
         for message in (
-            Message("node", (NODE, 2, True)),
+            Message("node", (NODE, 2)),
             Message("value", (1.5, ""), [b"abc", b""]),
             Message("bye"),
         ):
-            found = parse(join(message, theirs), ours)
+            found = parse_message(join(message, theirs), ours)
             assert (found.kind, found.value, [bytes(part) for part in found.parts]) == (
                 *message[:2],
                 list(message[2]),
@@ -71,7 +78,7 @@ def test_parts_of_any_shape_arrive() -> None:
     sent = Message(
         "value", (1.5, ""), [pickle.PickleBuffer(np.empty((0, 3))), pickle.PickleBuffer(np.ones((2, 2)))]
     )
-    assert [len(part) for part in parse(join(sent)).parts] == [0, 32]
+    assert [len(part) for part in parse_message(join(sent)).parts] == [0, 32]
 
 
 def test_a_frame_that_was_changed_or_recorded_is_refused() -> None:
@@ -81,7 +88,7 @@ def test_a_frame_that_was_changed_or_recorded_is_refused() -> None:
         parse(first.replace(b'"a"', b'"c"'), ours)
     theirs, ours = make_sessions()
     first = join(Message("refused", "a"), theirs)
-    assert parse(first, ours).value == "a"
+    assert parse_message(first, ours).value == "a"
     for recorded in (first, second):
         with pytest.raises(ProofError):
             parse(recorded, ours)
@@ -90,7 +97,6 @@ def test_a_frame_that_was_changed_or_recorded_is_refused() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        make_frame(),
         struct.pack("<I", 0xFFFFFFFF),
         make_frame(b"{}"),
         make_frame(b'["node", 1]'),
@@ -118,9 +124,13 @@ def test_a_pickle_is_no_message(tmp_path: Path) -> None:
     assert not (tmp_path / "made").exists()
 
 
+def test_a_beat_is_no_message() -> None:
+    assert parse(messages.BEAT) is None
+
+
 def test_guests_send_no_values() -> None:
     data = join(Message("value", (1.0, ""), [b"abc"]))
-    assert parse(data).parts
+    assert parse_message(data).parts
     with pytest.raises(MalformedError):
         parse(data, limit=GUEST_LIMIT)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from ....errors import LaunchError
 from ...supervise.stop_agreement import Questions
-from ...transfer import failures
 
 OTHERS_START_AGAIN = "another node starts its workers again"
 _NOTICE_SECONDS = (3.0, 10.0, 30.0)
@@ -47,11 +46,12 @@ class PeerWait:
         """Whether the cell has shown it."""
         return self._num_reports > 0
 
-    def look(self, whom: str) -> None:
+    def look(self, whom: str, end: str = "") -> None:
         """Report the wait where that is due; comes several times a second.
 
         Args:
             whom: the name of those who are waited for.
+            end: the text of the error, in place of one with their name.
 
         Raises:
             LaunchError: it has lasted too long.
@@ -59,7 +59,8 @@ class PeerWait:
         self._check()
         if self.waited > self._seconds:
             raise LaunchError(
-                f"{self._who} waited {self._seconds:g} s for {whom}; "
+                end
+                or f"{self._who} waited {self._seconds:g} s for {whom}; "
                 "rdzv_conf={'join_timeout': seconds} sets how long"
             )
         later = _NOTICE_SECONDS[-1] + _LATER_SECONDS * (self._num_reports - len(_NOTICE_SECONDS) + 1)
@@ -95,19 +96,6 @@ def describe_lost_host(name: str, address: str) -> str:
         f"{name} at {address}, which holds the run together, is gone: its run was stopped, its kernel has ended, "
         "or it is cut off the network; run the cell again on all nodes"
     )
-
-
-def name_lost_host(name: str, address: str, error: BaseException) -> LaunchError:
-    """Return the error of a launch that has lost the node that holds the store.
-
-    Args:
-        name: the node's number and host.
-        address: where the nodes meet.
-        error: what torch raised; its first line becomes a note.
-    """
-    lost = LaunchError(describe_lost_host(name, address))
-    failures.add_note(lost, f"torch says: {str(error).partition(chr(10))[0]}")
-    return lost
 
 
 def read_join_seconds(settings: Mapping[str, Any]) -> float:
