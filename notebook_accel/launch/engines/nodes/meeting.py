@@ -76,10 +76,9 @@ class NodeRendezvous:
         tell: takes sentences for the cell.
 
     Attributes:
-        tell: as given.
         attempt: which start of the workers this is, counted from 0, alike on all nodes.
         interface: the network interface by which this node reaches the others, None where nobody knows.
-        num_missed: how often the workers of this run had started again before this node came.
+        num_missed: how often the workers of a run of fixed nodes had started again before this one came.
         is_called: whether another node calls for the next attempt.
         is_called_off: whether something happened on another node that ends the run.
     """
@@ -88,7 +87,7 @@ class NodeRendezvous:
         place = job.rendezvous
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._place = replace(place, address=str(host).strip("[]"), port=int(port or 0))
-        self._job, self._check, self.tell = job, check, tell
+        self._job, self._check, self._tell = job, check, tell
         self._node = describe_node(job)
         self._seconds = read_join_seconds(place.settings or {})
         self.interface: str | None = None
@@ -119,19 +118,21 @@ class NodeRendezvous:
         """
         self.attempt += 1
         is_elastic = self._place.is_elastic
+        if self._gone:
+            for_whom = ": waiting for others" if is_elastic else "; waiting until it comes back"
+            self._tell(f"{self._gone}{for_whom}, {self._seconds:g} s at most")
         who = "this node" if is_elastic else f"node {self._place.node_rank} of {self._place.num_nodes}"
-        wait = PeerWait(self._seconds, who, self.tell, self._check)
+        wait = PeerWait(self._seconds, who, self._tell, self._check)
         if self._link is None:
             self._open(wait)
         self._num_before = 0 if self._roster is None else len(self._roster.nodes)
         self._roster = roster = self._wait_for_all(wait)
         self._others_ask, self._stop = False, StopState()  # that was about workers of the last attempt
         self.is_called = False
-        if self.attempt < roster.attempt:
-            self.attempt = roster.attempt
-            self.num_missed = 0 if is_elastic else roster.attempt
+        self.num_missed = 0 if is_elastic else roster.attempt - self.attempt
+        self.attempt = roster.attempt
         if wait.is_reported:
-            self.tell(f"all {len(roster.nodes)} nodes are there, after {wait.waited:.0f} s")
+            self._tell(f"all {len(roster.nodes)} nodes are there, after {wait.waited:.0f} s")
         others = [address for rank, address in enumerate(roster.addresses) if rank != roster.node_rank]
         if others and self._link is not None:
             towards = others[0] if roster.node_rank == roster.host_rank else self._link.address
@@ -228,7 +229,7 @@ class NodeRendezvous:
             may_host = str(settings["is_host"]).lower() in ("true", "1", "t", "yes", "y")
         elif may_host and not is_here:
             try:
-                self._connect(PeerWait(_PEER_SECONDS, "node 0", self.tell, self._check))
+                self._connect(PeerWait(_PEER_SECONDS, "node 0", self._tell, self._check))
                 return
             except LaunchError:
                 pass  # an address that leads here from outside, perhaps
@@ -333,7 +334,7 @@ class NodeRendezvous:
         elif message.kind == "stop":
             self._stop.is_asked = True
         elif message.kind == "turned away":
-            self.tell(message.value)
+            self._tell(message.value)
         elif message.kind == "agreed":
             self._stop.questions = message.value
 
@@ -376,11 +377,6 @@ class NodeRendezvous:
     def share_cause(self, cause: RestartCause) -> None:
         """Tell other nodes why the workers of this node start again; comes before it meets them again."""
         self._say("cause", replace(cause, text=f"{self._find_own_node().name}: {cause.text}"))
-
-    def describe_shortage(self) -> str:
-        """Return that nodes are gone and have to come back, empty where enough are left."""
-        for_whom = ": waiting for others" if self._place.is_elastic else "; waiting until it comes back"
-        return f"{self._gone}{for_whom}, {self._seconds:g} s at most" if self._gone else ""
 
     def share_news(self, news: float, *, ask: bool, every: float) -> tuple[float, bool]:
         """Exchange with other nodes whether anything was heard of ranks.
@@ -449,7 +445,7 @@ class NodeRendezvous:
         """Wait for the verdict. A node that failed waits a moment only, and then goes by its own failure."""
         is_well = own.kind == "done"
         wait = PeerWait(
-            math.inf, f"node {own.node.node_rank}, which has ended,", self.tell, self._check_patiently
+            math.inf, f"node {own.node.node_rank}, which has ended,", self._tell, self._check_patiently
         )
         while self._verdict is None and (is_well or wait.waited < _VERDICT_SECONDS):
             heard = self._hear(_LOOK_SECONDS)

@@ -10,7 +10,6 @@ from typing import Any
 from ....errors import LaunchError
 from ...supervise.stop_agreement import Questions
 
-OTHERS_START_AGAIN = "another node starts its workers again"
 _NOTICE_SECONDS = (3.0, 10.0, 30.0)
 _LATER_SECONDS = 60.0
 _JOIN_SECONDS = 900.0
