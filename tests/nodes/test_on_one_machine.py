@@ -270,7 +270,7 @@ def test_what_travels_between_nodes_with_and_without_a_secret(start: Start) -> N
     assert refused.startswith(
         "raised ShipError nowhere rank 0 is on another node: the returned value cannot be sent"
     )
-    assert "it is a __main__.Report" in refused and "NOTEBOOK_ACCEL_SECRET_FILE" in refused
+    assert "it has a __main__.Report" in refused and "NOTEBOOK_ACCEL_SECRET_FILE" in refused
     assert builtin == everything[1]
     assert own == "raised WorkerError in fail MyError: of my own"
 

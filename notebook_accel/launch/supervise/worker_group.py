@@ -23,7 +23,7 @@ from .hang_watch import HangWatch
 from .stop_agreement import ShareStop, StopAgreement, share_with_nobody
 
 GroupState = Literal["running", "done", "failed", "stopped", "hung", "again"]
-"""How an attempt stands; the workers of one that is `stopped`, `hung` or called `again` by other nodes are to be ended."""
+"""How an attempt stands; workers of one that is `stopped`, `hung`, or called `again` by other nodes are to be ended."""
 
 SAVE_SECONDS: Final = 30.0
 """How long a checkpoint that is being written in the background is waited for, after a failure for example."""

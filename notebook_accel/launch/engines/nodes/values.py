@@ -26,7 +26,7 @@ def make_message(result: Result, values: Mapping[int, Any], trust: Trust) -> Mes
     if trust.is_proven:
         return Message("value", (result.time, ""), [result.value, *result.buffers])
     try:
-        return Message("value", (result.time, ""), pack_plain(values[0], MEMBER_LIMIT.parts))
+        return Message("value", (result.time, ""), [pack_plain(values[0], MEMBER_LIMIT.parts)])
     except ShipError as error:
         return Message("value", (result.time, str(error)))
     except Exception as error:  # the other nodes wait for an answer
@@ -46,10 +46,10 @@ def read(message: Message, trust: Trust) -> Any:
     time, problem = message.value
     if problem:
         raise ShipError(f"rank 0 is on another node: {problem}")
+    value, *buffers = message.parts
     if not trust.is_proven:
         try:
-            return unpack_plain(message.parts)
+            return unpack_plain(value)
         except MalformedError as error:
             raise ShipError(f"rank 0 is on another node: {error}") from None
-    value, *buffers = message.parts
     return unpack_value(Result(rank=0, time=time, value=bytes(value), buffers=buffers))
