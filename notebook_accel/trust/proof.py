@@ -49,11 +49,16 @@ class Seal:
         Args:
             pieces: all bytes of the frame.
         """
-        digest = hmac.new(self._key, _COUNT.pack(self._count), "sha256")
-        self._count += 1
+        digest = self.begin()
         for piece in pieces:
             digest.update(piece)
         return digest.digest()
+
+    def begin(self) -> hmac.HMAC:
+        """Return the tag of the next frame, to be updated with all bytes of it."""
+        digest = hmac.new(self._key, _COUNT.pack(self._count), "sha256")
+        self._count += 1
+        return digest
 
     def check_tag(self, tag: bytes | bytearray, pieces: Iterable[memoryview | bytes | bytearray]) -> None:
         """Check the tag of the next frame; ProofError where it is not the right one."""

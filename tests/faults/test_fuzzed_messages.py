@@ -48,7 +48,7 @@ ROSTER = Roster(node_rank=0, host_rank=1, nodes=[NODE, NODE], addresses=["::1", 
 VALUES: dict[MessageKind, Any] = {
     "node": (NODE, 0),
     "outcome": OUTCOME,
-    "bye": None,
+    "trouble": None,
     "value": (1.0, ""),
     "present": [NODE],
     "roster": ROSTER,

@@ -95,7 +95,7 @@ HOSTILE = {
     "orders of the coordinator": b"".join(
         say(kind, value) for kind, value in (("over", None), ("again", 7), ("verdict", None), ("roster", {}))
     ),
-    "an end before a beginning": say("bye", None) + say("value", [1.0, ""]) + say("bye", None),
+    "an end before a beginning": say("stop", None) + say("value", [1.0, ""]) + say("held", None),
     "many small messages": say("news", None) * 20_000 + frame(b""),
 }
 
@@ -114,7 +114,7 @@ def test_a_stranger_who_never_reads_takes_no_memory() -> None:
     meeting = Crowd(None)
     own = psutil.Process()
     with meeting.stack:
-        first = meeting.come(0)
+        meeting.come(0)
         big = {**NODE, "node_rank": 3, "same": {"a": "x" * 200_000}}
         with come(meeting, say("node", [{**NODE, "node_rank": 3}, 0])) as stranger:
             before = own.memory_info().rss
@@ -124,8 +124,6 @@ def test_a_stranger_who_never_reads_takes_no_memory() -> None:
                 for _ in range(20_000):
                     stranger.sendall(say("node", [{**NODE, "node_rank": 3}, 0]))
             assert own.memory_info().rss - before < 200_000_000
-        with contextlib.suppress(AssertionError):
-            first.hear("present")
 
 
 def test_a_challenge_that_is_sent_back_is_no_answer(meeting: Crowd) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from typing import Any
+from datetime import timedelta
+from typing import Any, Final
 
 from torch.distributed import TCPStore
 
@@ -13,6 +14,8 @@ from ...errors import LaunchError
 from .. import descriptors
 from ..checks.addresses import listen, listen_for_nodes
 from ..job import Rendezvous
+
+_OPEN_TIMEOUT: Final = timedelta(seconds=5)  # an address that leads here may lead to one port alone
 
 
 def open_store(place: Rendezvous) -> TCPStore:
@@ -28,20 +31,20 @@ def open_store(place: Rendezvous) -> TCPStore:
     Raises:
         LaunchError: nothing can listen there.
     """
-    opens = listen_for_nodes if place.num_nodes > 1 else listen
+    several = place.num_nodes > 1
+    opens, options = (listen_for_nodes, {"timeout": _OPEN_TIMEOUT}) if several else (listen, {})
     try:
-        return _make_store(place.address, opens(place.address, int(place.port or 0)))
+        return _make_store(place.address, opens(place.address, int(place.port or 0)), options)
     except (RuntimeError, OSError) as error:
         raise LaunchError(f"cannot open a store at {place.address}:{place.port}: {error}") from None
 
 
-def _make_store(host: str, listening: socket.socket) -> TCPStore:
+def _make_store(host: str, listening: socket.socket, options: dict[str, Any]) -> TCPStore:
     """Return a store that takes over a socket; where it cannot be made, nothing listens any more."""
-    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False}
     port, taken = listening.getsockname()[1], os.fstat(listening.fileno())
     fd = listening.detach()
     try:
-        store = TCPStore(host, port, master_listen_fd=fd, **options)
+        store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=fd, **options)
     except BaseException:
         with contextlib.suppress(OSError):  # torch has closed it
             if os.path.samestat(os.fstat(fd), taken):

@@ -152,7 +152,7 @@ def run_node(
     def tell(text: str) -> None:
         attempt.deliver([Notice(rank=-1, time=time.time(), text=text)])
 
-    nodes = NodeRendezvous(attempt.job, attempt.control.check, tell)
+    nodes = NodeRendezvous(attempt.job, attempt.control, tell)
     try:
         attempt.deliver([announcement])
         return _run_attempts(attempt, nodes, payload, parent_state, setup)

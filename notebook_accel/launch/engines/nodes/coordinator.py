@@ -31,6 +31,7 @@ _PROOF_SECONDS: Final = 10.0
 _MAX_GUESTS: Final = 256  # connections that are of no node of the run; beyond it the oldest one makes room
 _MOST_TURNED_AWAY: Final = 32  # of which the cell is told
 _LOOK_SECONDS: Final = 0.2
+_TELL_SECONDS: Final = 0.1  # in which more nodes come, before each is told who is there
 _PART_SECONDS: Final = 1.0
 _SETTLE_SECONDS: Final = 3.0  # in which other nodes say what they know after the first has failed
 
@@ -43,19 +44,17 @@ class _Peer:
         link: to the node.
         is_host: whether it is the one of this process.
         node: what it says of itself, None before it has said it.
-        attempt: the attempt that it is ready for.
+        is_ready: whether it waits for the next attempt.
         outcome: how its part ended, None before that.
         questions: of its ranks of this attempt, None before all are held.
-        has_left: whether it has said that it leaves, or is gone.
     """
 
     link: NodeLink
     is_host: bool
     node: NodeInfo | None = None
-    attempt: int = -1
+    is_ready: bool = False
     outcome: NodeOutcome | None = None
     questions: Questions | None = None
-    has_left: bool = False
 
     def tell(self, kind: messages.MessageKind, value: Any = None) -> None:
         """Send a message to the node."""
@@ -91,7 +90,7 @@ class Coordinator:
         self._members: list[_Peer] = []  # the nodes of this attempt by rank, also those that are gone
         self._attempt = -1
         self._store: Any = None  # where the workers of this attempt meet
-        self._outcomes: list[NodeOutcome] = []  # all that may end the run
+        self._outcomes: dict[_Peer, NodeOutcome] = {}  # those that may end the run, as they came
         self._value: tuple[_Peer, Message] | None = None
         self._is_called = False  # whether the nodes are to meet again
         self._is_over = self._has_heard_host = self._is_closed = False
@@ -143,9 +142,14 @@ class Coordinator:
             except OSError:
                 time.sleep(_LOOK_SECONDS)  # too many files are open, or it has gone already
                 continue
+            welcoming = threading.Thread(target=self._welcome, args=(connection,), daemon=True)
             self._strangers.append(connection)
             self._make_room()
-            threading.Thread(target=self._welcome, args=(connection,), daemon=True).start()
+            try:
+                welcoming.start()
+            except RuntimeError:  # the system gives no more threads
+                self._strangers.remove(connection)
+                connection.close()
         self._listening.close()
         for stranger in list(self._strangers):
             link.shut(stranger)
@@ -162,7 +166,7 @@ class Coordinator:
             self._peers[made] = _Peer(made, accepted.claim == self._host_claim)
             made.start()
         finally:
-            if connection in self._strangers:  # it had not to make room
+            with contextlib.suppress(ValueError):  # it had to make room
                 self._strangers.remove(connection)
 
     def _find_limit(self, *, is_member: bool) -> messages.Limit:
@@ -182,6 +186,14 @@ class Coordinator:
             min(guests, key=lambda peer: peer.node is not None).link.end()
 
     def _work(self) -> None:
+        try:
+            self._take_all()
+        finally:
+            for each in list(self._peers):
+                if not self._is_closed:
+                    each.end()  # without a coordinator nobody may wait
+
+    def _take_all(self) -> None:
         while not self._is_closed:
             now = time.monotonic()
             for action in [action for action, at in self._due.items() if at <= now]:
@@ -200,8 +212,6 @@ class Coordinator:
             self._take_node(peer, *message.value)
         elif message.kind == "outcome":
             self._take_outcome(peer, message.value)
-        elif message.kind == "bye":
-            peer.has_left = True
         elif peer not in self._members:
             return
         elif message.kind == "value":
@@ -218,36 +228,32 @@ class Coordinator:
 
     def _list_living(self) -> list[_Peer]:
         """Return the nodes of this attempt that are there."""
-        return [member for member in self._members if not member.has_left]
+        return [member for member in self._members if member.link in self._peers]
 
     def _take_node(self, peer: _Peer, node: NodeInfo, attempt: int) -> None:
         """Note that a node is ready to meet the others."""
-        if self._is_over:
+        if self._is_over or (self._outcomes and peer not in self._members):
             peer.tell("over")
         elif attempt != (self._attempt + 1 if peer in self._members else 0):
             peer.link.end()  # it is none of ours
         elif peer not in self._members:
-            peer.node, peer.attempt = node, self._attempt + 1
+            peer.node, peer.is_ready = node, True
             if self._place.is_elastic:
                 self._admit(peer)
             elif self._members:
                 self._seat(peer)
         else:
-            peer.attempt, peer.outcome = attempt, None
+            peer.is_ready, peer.outcome = True, None
             self._call_again(peer)
         self._consider_start()
 
     def _seat(self, newcomer: _Peer) -> None:
-        """Give a node the place of one that is gone, or refuse it."""
+        """Give a node the place of one that is waited for, or refuse it."""
         assert newcomer.node is not None
-        names = ", ".join(member.node.name for member in self._members if member.node is not None)
-        problem = (
-            f"the run there has its {self._most} nodes already: {names}; "
-            "wait until it has ended, or choose another use_port on all nodes of this one; if one of them has just "
-            "died and comes back, run its cell again in 15 s: that is when the others have noticed it"
-        )
+        problem = self._describe_full()
         for rank, member in enumerate(self._members):
-            if member.has_left and (self._place.elects or newcomer.node.node_rank == rank):
+            is_free = self._is_called and member.link not in self._peers
+            if is_free and (self._place.elects or newcomer.node.node_rank == rank):
                 node = replace(newcomer.node, node_rank=rank)
                 others = [each.node for each in self._list_living() if each.node is not None]
                 lines = node_info.find_disagreements([*others, node], complete=True)
@@ -258,6 +264,14 @@ class Coordinator:
                 problem = f"this node does not fit to the run:\n{_itemize(lines)}"
                 break
         self._refuse([newcomer], problem)
+
+    def _describe_full(self) -> str:
+        names = ", ".join(member.node.name for member in self._members if member.node is not None)
+        return (
+            f"the run there has its {self._most} nodes already: {names}; "
+            "wait until it has ended, or choose another use_port on all nodes of this one; if one of them has just "
+            "died and comes back, run its cell again in 15 s: that is when the others have noticed it"
+        )
 
     def _admit(self, newcomer: _Peer) -> None:
         """Let a node into a run whose nodes come and go; those that do not fit to the host are turned away."""
@@ -285,13 +299,13 @@ class Coordinator:
             peer.node = None
             peer.tell("refused", why)
 
-    def _call_again(self, caller: _Peer, gone: str = "") -> None:
+    def _call_again(self, caller: _Peer) -> None:
         """Let all nodes meet again; until then it counts as nothing that workers have ended well.
 
         Args:
             caller: who knows already.
-            gone: whom they wait for.
         """
+        gone = self._describe_gone()
         for member in self._list_living():
             if member.outcome is not None and member.outcome.kind == "done":
                 member.outcome = None
@@ -299,29 +313,31 @@ class Coordinator:
                 member.tell("again", (self._attempt + 1, gone))
         self._is_called = True
 
+    def _describe_gone(self) -> str:
+        """Return who is waited for, where it has to come back; else empty."""
+        if self._place.is_elastic:
+            left = sum(peer.node is not None for peer in self._peers.values())
+            nodes = "1 node" if left == 1 else f"{left} nodes"
+            return "" if left >= self._least else f"{nodes} left, at least {self._least} are needed"
+        lost = (member.node for member in self._members if member.link not in self._peers)
+        return next((_describe_loss(node) for node in lost if node is not None), "")
+
     def _note_gone(self, peer: _Peer) -> None:
         """Note that a node is gone. Before all are there it may come again, afterwards it is lost."""
         del self._peers[peer.link]
         peer.link.close()
-        peer.has_left = True
         self._has_heard_host |= peer.is_host
         if peer in self._members and peer.node is not None and peer.outcome is None and not self._is_over:
-            self._lose(peer, peer.node)
+            may_go_on = self._place.is_elastic or self._attempt < self._max_losses
+            if may_go_on and not self._outcomes:
+                self._call_again(peer)
+            elif not self._place.is_elastic:
+                self._take_outcome(
+                    peer, NodeOutcome(node=peer.node, kind="lost", text=_describe_loss(peer.node))
+                )
         self._consider_start()
         self._consider_stop()
         self._consider_end()
-
-    def _lose(self, peer: _Peer, node: NodeInfo) -> None:
-        """Go on without a node, wait until it comes back, or end the run."""
-        text = f"{node.name} is gone without a word: its kernel has ended, or it is cut off the network"
-        if self._place.is_elastic:
-            left = sum(each.node is not None for each in self._peers.values())
-            nodes = "1 node" if left == 1 else f"{left} nodes"
-            text = "" if left >= self._least else f"{nodes} left, at least {self._least} are needed"
-        if not self._outcomes and (self._place.is_elastic or self._attempt < self._max_losses):
-            self._call_again(peer, text)
-        elif not self._place.is_elastic:
-            self._take_outcome(peer, NodeOutcome(node=node, kind="lost", text=text))
 
     # -- meeting
 
@@ -331,9 +347,7 @@ class Coordinator:
         Args:
             is_last: whether more than enough were waited for.
         """
-        there = [
-            peer for peer in self._peers.values() if peer.node is not None and peer.attempt > self._attempt
-        ]
+        there = [peer for peer in self._peers.values() if peer.node is not None and peer.is_ready]
         if self._is_over or not there:
             return
         nodes = [peer.node for peer in there if peer.node is not None]
@@ -345,8 +359,7 @@ class Coordinator:
         living = self._list_living()
         is_enough = len(there) >= self._least and any(peer.is_host for peer in there)
         if not is_enough or any(member not in there for member in living):
-            for peer in there:
-                peer.tell("present", [replace(node, same={}) for node in nodes])
+            self._due.setdefault(self._tell_present, time.monotonic() + _TELL_SECONDS)
         elif len(there) >= self._most or is_last or all(peer in living for peer in there):
             self._start(there)
         else:  # more may be about to come
@@ -356,6 +369,12 @@ class Coordinator:
         nodes = sorted(nodes, key=lambda node: node.node_rank)
         lines = node_info.find_disagreements(nodes, complete=len(nodes) >= self._most)
         return lines if self._place.elects else lines + node_info.find_duplicates(nodes)
+
+    def _tell_present(self) -> None:
+        there = [peer for peer in self._peers.values() if peer.node is not None and peer.is_ready]
+        present = [replace(peer.node, same={}) for peer in there if peer.node is not None]
+        for peer in there:
+            peer.tell("present", present)
 
     def _end_call(self) -> None:
         self._consider_start(is_last=True)
@@ -375,13 +394,16 @@ class Coordinator:
             self._is_over = True
             self._refuse(there, str(error))
             return
+        for each in (self._end_call, self._tell_present):
+            self._due.pop(each, None)
         self._members = order[: self._most]
         self._attempt += 1
         self._is_called, self._value = False, None
         nodes = []
         for rank, member in enumerate(self._members):
             assert member.node is not None
-            member.node, member.questions, member.outcome = replace(member.node, node_rank=rank), None, None
+            member.node, member.is_ready = replace(member.node, node_rank=rank), False
+            member.questions = member.outcome = None
             member.link.limit = self._find_limit(is_member=True)
             nodes.append(member.node)
         common = Roster(
@@ -394,6 +416,8 @@ class Coordinator:
         )
         for rank, member in enumerate(self._members):
             member.tell("roster", replace(common, node_rank=rank))
+        if not self._place.is_elastic:
+            self._refuse([peer for peer in there if peer not in self._members], self._describe_full())
 
     # -- ending
 
@@ -407,15 +431,17 @@ class Coordinator:
                 member.tell("agreed", questions)
 
     def _take_outcome(self, peer: _Peer, outcome: NodeOutcome) -> None:
+        if self._is_over:
+            return
         if peer not in self._members:
-            if peer.is_host and not self._members and not self._is_over:
+            if peer.is_host and not self._members:
                 self._is_over = True
                 others = [other for other in self._peers.values() if other is not peer]
                 self._refuse(others, f"{outcome.text or outcome.node.name}, which holds the run together")
         elif outcome.kind != "done" or not self._is_called:
             peer.outcome = outcome
             if outcome.kind != "done":
-                self._outcomes.append(outcome)
+                self._outcomes[peer] = outcome
             self._consider_stop()
             self._consider_end()
 
@@ -424,7 +450,7 @@ class Coordinator:
 
         No later news explains why a node is lost.
         """
-        cause, living = find_cause(self._outcomes), self._list_living()
+        cause, living = find_cause([*self._outcomes.values()]), self._list_living()
         if self._is_over or not self._members:
             return
         is_lost = cause is not None and cause.kind == "lost"
@@ -439,13 +465,18 @@ class Coordinator:
         if self._is_over:
             return
         self._is_over = True
-        cause = find_cause(self._outcomes)
+        bad = [*self._outcomes.values()]
+        cause = find_cause(bad)
         if cause is not None and cause.hang:
-            cause = replace(cause, hang="\n".join(outcome.hang for outcome in self._outcomes if outcome.hang))
+            cause = replace(cause, hang="\n".join(outcome.hang for outcome in bad if outcome.hang))
         for member in self._list_living():
             member.tell("verdict", cause)
             if cause is None and self._value is not None and member is not self._value[0]:
                 member.link.say(self._value[1])
+
+
+def _describe_loss(node: NodeInfo) -> str:
+    return f"{node.name} is gone without a word: its kernel has ended, or it is cut off the network"
 
 
 def _itemize(lines: Sequence[str]) -> str:

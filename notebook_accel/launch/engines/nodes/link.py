@@ -28,8 +28,8 @@ _BEAT_SECONDS: Final = 0.5
 _SILENCE_SECONDS: Final = 14.5
 _PIECE_BYTES: Final = 1 << 20
 _MOST_UNHEARD: Final = 16  # messages that wait for who hears them; then nothing more is read
-_MOST_UNREAD: Final = 256  # messages that wait for a peer; then it is dropped
-_PAUSE_SECONDS: Final = 0.01
+_MOST_UNREAD: Final = 64  # messages that wait for a peer; then it is dropped
+_PAUSE_SECONDS: Final = 0.001
 
 
 class NodeLink:
@@ -67,9 +67,13 @@ class NodeLink:
         descriptors.keep_from_forks(self)
 
     def start(self) -> None:
-        """Begin to hear and to speak."""
-        for thread in self._threads:
-            thread.start()
+        """Begin to hear and to speak; where the system gives no more threads, it ends."""
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError:
+            self.end()
+            self._inbox.put((self, None))
 
     def say(self, message: Message) -> None:
         """Send a message; never waits. A peer that does not read what it was sent is dropped."""
@@ -85,9 +89,12 @@ class NodeLink:
         """End the connection, once the peer has what was said, for which it has some seconds."""
         self._is_closed = True
         self._outbox.put(None)
-        self._threads[0].join(seconds)
+        deadline = time.monotonic() + seconds
+        running = [thread for thread in self._threads if thread.is_alive()]
+        for thread in running:
+            thread.join(max(0.0, deadline - time.monotonic()))
         self.end()
-        for thread in self._threads:
+        for thread in running:
             thread.join()
         self._connection.close()
         descriptors.forget(self)
@@ -103,15 +110,17 @@ class NodeLink:
                 message = messages.read(self._read, self._session, lambda: self.limit)
                 while self._inbox.qsize() >= _MOST_UNHEARD and not self._is_closed:
                     time.sleep(_PAUSE_SECONDS)
-                if message is not None:
+                if message is not None and not self._is_closed:
                     self._inbox.put((self, message))
-        except (OSError, EOFError, MalformedError):
+        except (OSError, EOFError, MalformedError, MemoryError):
+            pass
+        finally:
             self.end()  # so that the other thread ends, too
             self._inbox.put((self, None))
 
     def _read(self, size: int) -> bytearray:
-        """Return so many bytes; the memory for them grows with those that have come."""
-        data, filled = bytearray(min(size, _PIECE_BYTES)), 0
+        """Return so many bytes; the memory for them grows with those that have come, where anybody may send them."""
+        data, filled = bytearray(size if self._session is not None else min(size, _PIECE_BYTES)), 0
         while filled < size:
             if filled == len(data):
                 data += bytes(min(size - filled, filled))
@@ -131,10 +140,10 @@ class NodeLink:
                     self._connection.sendall(BEAT)
                     continue
                 if message is None:
-                    break
-                for view in messages.encode(message, self._session):
-                    for start in range(0, view.nbytes, _PIECE_BYTES):  # each has its time
-                        self._connection.sendall(view[start : start + _PIECE_BYTES])
+                    self._connection.shutdown(socket.SHUT_WR)  # and hear until the peer does so, too
+                    return
+                for piece in messages.encode(message, self._session):
+                    self._connection.sendall(piece)
         self.end()
 
 

@@ -15,7 +15,7 @@ from ....errors import LaunchError
 from ....events import Result
 from ...checks import addresses
 from ...job import Job
-from ...supervise.control import StopAsked
+from ...supervise.control import Control, StopAsked
 from ...supervise.stop_agreement import Questions
 from ...transfer import failures
 from ..base import Outcome
@@ -40,7 +40,6 @@ _VERDICT_SECONDS: Final = 10.0
 _NOTICE_SECONDS: Final = 15.0  # in which the word of a lost node comes, where ranks have lost those of it
 _LEAVE_SECONDS: Final = 5.0
 _HEARD_SECONDS: Final = 10.0  # in which a thread of this process reads what another one has said
-_STOP_SECONDS: Final = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,7 +71,7 @@ class NodeRendezvous:
 
     Args:
         job: what this node is to run.
-        check: called now and then during waits; its exception ends the wait.
+        control: says when to stop.
         tell: takes sentences for the cell.
 
     Attributes:
@@ -83,11 +82,11 @@ class NodeRendezvous:
         is_called_off: whether something happened on another node that ends the run.
     """
 
-    def __init__(self, job: Job, check: Callable[[], None], tell: Callable[[str], None]) -> None:
+    def __init__(self, job: Job, control: Control, tell: Callable[[str], None]) -> None:
         place = job.rendezvous
         host, _, port = place.endpoint.rpartition(":") if place.endpoint else (place.address, "", place.port)
         self._place = replace(place, address=str(host).strip("[]"), port=int(port or 0))
-        self._job, self._check, self._tell = job, check, tell
+        self._job, self._control, self._check, self._tell = job, control, control.check, tell
         self._node = describe_node(job)
         self._seconds = read_join_seconds(place.settings or {})
         self.interface: str | None = None
@@ -100,7 +99,7 @@ class NodeRendezvous:
         self._roster: Roster | None = None
         self._num_before = 0  # nodes of the last attempt
         self._gone = ""
-        self._causes: list[RestartCause] = []
+        self._cause: RestartCause | None = None  # of the others' restart
         self._verdict: Message | None = None
         self._value: Message | None = None
         self._stop_asked_at: float | None = None
@@ -248,16 +247,16 @@ class NodeRendezvous:
                     f"{where}: that is no address of this machine; master_addr is the address of node 0"
                 )
             listening = addresses.listen_for_nodes(place.address, place.port)
+            own, claim = listening.getsockname()[0], secrets.randbits(32)
+            last_call = min(float(settings.get("last_call_timeout", _LAST_CALL_SECONDS)), self._seconds / 3)
+            self._coordinator = Coordinator(
+                listening, place, claim, max_losses=self._job.max_restarts, last_call=last_call
+            )
+            self._connect_to("127.0.0.1" if own in _ANYWHERE else own, _OWN_SECONDS, claim)
         except OSError as error:
-            if place.elects:
+            if place.elects and self._coordinator is None:
                 return False
             raise LaunchError(f"{where}: {error.strerror or error}") from None
-        own, claim = listening.getsockname()[0], secrets.randbits(32)
-        last_call = min(float(settings.get("last_call_timeout", _LAST_CALL_SECONDS)), self._seconds / 3)
-        self._coordinator = Coordinator(
-            listening, place, claim, max_losses=self._job.max_restarts, last_call=last_call
-        )
-        self._connect_to("127.0.0.1" if own in _ANYWHERE else own, _OWN_SECONDS, claim)
         return True
 
     def _connect_to(self, host: str, seconds: float = _CONNECT_SECONDS, claim: int = 0) -> None:
@@ -319,7 +318,7 @@ class NodeRendezvous:
             attempt, self._gone = message.value
             self.is_called = attempt > self.attempt
         elif message.kind == "cause":
-            self._causes.append(message.value)
+            self._cause = outcomes.choose_cause([each for each in (self._cause, message.value) if each])
         elif message.kind == "trouble":
             self.is_called_off = True
         elif message.kind == "verdict":
@@ -354,8 +353,8 @@ class NodeRendezvous:
 
     def explain_restart(self, world_size: int) -> str:
         """Return why workers start again because of other nodes; empty where these said nothing."""
-        cause = outcomes.choose_cause(self._causes)  # of the last attempt: told before the nodes met again
-        gone, self._gone, self._causes = self._gone, "", []
+        gone, cause = self._gone, self._cause  # told before the nodes met again
+        self._gone, self._cause = "", None
         if self._place.is_elastic:
             return self._explain_change(world_size, cause)
         if gone:
@@ -512,7 +511,8 @@ class NodeRendezvous:
             now = time.monotonic()
             if self._stop_asked_at is None:
                 self._stop_asked_at = now
-            if now - self._stop_asked_at > _STOP_SECONDS:
+                self.share_stop(True, None)
+            if self._control.signum is not None or now - self._stop_asked_at > self._control.grace:
                 raise
 
     def _make_host_outcome(self) -> NodeOutcome:
@@ -522,15 +522,14 @@ class NodeRendezvous:
 
     def leave(self) -> None:
         """Leave; the node with the coordinator stays until the others have heard what they wait for."""
-        was_connected = self._link is not None
-        self._disconnect()
         coordinator, self._coordinator = self._coordinator, None
-        if coordinator is None:
-            return
-        heard_by = time.monotonic() + (_HEARD_SECONDS if was_connected else 0)
-        while not coordinator.has_heard_host and time.monotonic() < heard_by:
-            time.sleep(_LOOK_SECONDS / 25)  # else the others would not learn how this node has ended
+        heard_by = time.monotonic() + (_HEARD_SECONDS if self._link is not None else 0)
         try:
+            self._disconnect()
+            if coordinator is None:
+                return
+            while not coordinator.has_heard_host and time.monotonic() < heard_by:
+                time.sleep(_LOOK_SECONDS / 25)  # else the others would not learn how this node has ended
             deadline = time.monotonic() + (_LEAVE_SECONDS if self._verdict is None else math.inf)
             while not coordinator.is_empty and time.monotonic() < deadline:
                 self._check()
@@ -538,12 +537,12 @@ class NodeRendezvous:
         except StopAsked:
             pass  # there is nothing more to stop here
         finally:
-            coordinator.close()
+            if coordinator is not None:
+                coordinator.close()
 
     def _disconnect(self) -> None:
         last, self._link = self._link, None
         if last is not None:
-            last.say(Message("bye"))
             last.close(_LEAVE_SECONDS)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 from ....events import Buffer, as_bytes
@@ -22,12 +22,12 @@ from .outcomes import NodeOutcome, RestartCause
 _HEAD: Final = struct.Struct("<I")
 _SIZE: Final = struct.Struct("<Q")
 _MAX_PARTS: Final = 1 << 20
+_PIECE_BYTES: Final = 1 << 20
 
 MessageKind = Literal[
     # from a node
     "node",  # I am ready for this attempt: (NodeInfo, attempt)
     "outcome",  # my part has ended: NodeOutcome; one that has ended well may be called again
-    "bye",  # I leave, and want nothing more
     "held",  # my ranks are held: Questions
     # from a node, passed on to all others
     "cause",  # why my workers start again: RestartCause
@@ -51,7 +51,6 @@ MessageKind = Literal[
 _TYPES: Final[Mapping[MessageKind, Any]] = {
     "node": tuple[NodeInfo, int],
     "outcome": NodeOutcome,
-    "bye": None,
     "value": tuple[float, str],
     "cause": RestartCause,
     "news": None,
@@ -106,8 +105,8 @@ BEAT: Final = bytes(_HEAD.size)
 """What is sent where nothing else is: a message of no parts."""
 
 
-def encode(message: Message, session: Session | None) -> list[memoryview]:
-    """Return the bytes of a message, in pieces that are not copied.
+def encode(message: Message, session: Session | None) -> Iterator[Buffer]:
+    """Yield the bytes of a message, in pieces that are not copied, each of which takes no time to send.
 
     Args:
         message: what to say.
@@ -117,8 +116,15 @@ def encode(message: Message, session: Session | None) -> list[memoryview]:
     first = f'["{message.kind}", {value}]'.encode()
     views = [as_bytes(part) for part in (first, *message.parts)]
     head = _HEAD.pack(len(views)) + b"".join(_SIZE.pack(view.nbytes) for view in views)
-    pieces = [memoryview(head), *views]
-    return pieces if session is None else [*pieces, memoryview(session.outgoing.make_tag(pieces))]
+    tag = None if session is None else session.outgoing.begin()
+    for view in (memoryview(head), *views):
+        for start in range(0, view.nbytes, _PIECE_BYTES):
+            piece = view[start : start + _PIECE_BYTES]
+            if tag is not None:
+                tag.update(piece)
+            yield piece
+    if tag is not None:
+        yield tag.digest()
 
 
 def read(

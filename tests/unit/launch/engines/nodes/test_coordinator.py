@@ -56,11 +56,21 @@ class Node:
 class Meeting:
     """A coordinator, and connections to it."""
 
-    def __init__(self, count: int = 3, trust: Trust | None = None, **more: Any) -> None:
+    def __init__(
+        self,
+        count: int = 3,
+        trust: Trust | None = None,
+        *,
+        least: int = 0,
+        backend: str = "static",
+        **more: Any,
+    ) -> None:
         self.trust = trust or Trust()
         self.listening = socket.create_server(("127.0.0.1", 0))
         self.port = self.listening.getsockname()[1]
-        place = Rendezvous(port=self.port, num_nodes=count, trust=self.trust)
+        place = Rendezvous(
+            port=self.port, num_nodes=count, min_nodes=least, backend=backend, trust=self.trust
+        )
         self.coordinator = Coordinator(self.listening, place, CLAIM, **more)
         self.nodes: list[Node] = []
 
@@ -94,7 +104,6 @@ def test_a_node_that_was_stopped_before_all_were_there_may_come_again(meeting: M
     host, early = meeting.come(0), meeting.come(1)
     wait_until(lambda: len(meeting.coordinator._peers) == 2)
     early.say("outcome", NodeOutcome(node=node(1), kind="stopped", text="node 1 (one) was stopped"))
-    early.say("bye")
     early.close()
     wait_until(lambda: len(meeting.coordinator._peers) == 1)
     nodes = [host, meeting.come(1), meeting.come(2)]
@@ -258,3 +267,103 @@ def test_nodes_of_one_name_may_disagree() -> None:
     """Machines of a cloud are often called alike, and nobody has a rank before all are there."""
     (line,) = find_disagreements([node(0, torch="2.9"), node(0, torch="2.8")], complete=True)
     assert line == "torch: 2.9 on node 0 (one); 2.8 on node 0 (one)"
+
+
+def end_well(each: Node, rank: int) -> None:
+    each.say("outcome", NodeOutcome(node=node(rank), kind="done"))
+
+
+def test_a_node_that_had_ended_well_and_died_starts_no_run_again() -> None:
+    """Its cell is run again while the others still work, which go on."""
+    with contextlib.closing(Meeting(2, max_losses=3)) as meeting:
+        nodes = [meeting.come(rank) for rank in range(2)]
+        for each in nodes:
+            each.hear("roster")
+        end_well(nodes[1], 1)
+        nodes[1].close()
+        wait_until(lambda: len(meeting.coordinator._peers) == 1)
+        assert "has its 2 nodes already" in str(meeting.come(1).hear("refused"))
+        end_well(nodes[0], 0)
+        assert nodes[0].hear("verdict") is None
+
+
+def test_a_node_that_had_ended_well_and_died_is_told_where_another_one_fails() -> None:
+    with contextlib.closing(Meeting(3, max_losses=3)) as meeting:
+        nodes = [meeting.come(rank) for rank in range(3)]
+        for each in nodes:
+            each.hear("roster")
+        end_well(nodes[1], 1)
+        nodes[1].close()
+        wait_until(lambda: len(meeting.coordinator._peers) == 2)
+        nodes[0].say("node", (node(0), 1))
+        assert nodes[2].hear("again")[1].startswith("node 1 (one) is gone without a word")
+
+
+def test_the_next_launch_of_a_node_that_was_stopped_waits_for_the_end_of_this_one(meeting: Meeting) -> None:
+    nodes = [meeting.come(rank) for rank in range(3)]
+    for each in nodes:
+        each.hear("roster")
+    nodes[1].say("outcome", NodeOutcome(node=node(1), kind="stopped", text="node 1 (one) was stopped"))
+    nodes[1].close()
+    nodes[0].hear("trouble")
+    meeting.come(1).hear("over")
+
+
+def test_a_spare_node_takes_part_after_any_restart() -> None:
+    with contextlib.closing(Meeting(2, least=1, last_call=PATIENCE_S)) as meeting:
+        nodes = [meeting.come(rank) for rank in range(2)]
+        for each in nodes:
+            each.hear("roster")
+        spare = meeting.come(2)
+        for each in nodes:
+            each.say("node", (node(nodes.index(each)), 1))
+        for each in nodes:
+            assert each.hear("roster").attempt == 1
+        nodes[1].close()
+        nodes[0].hear("again")
+        nodes[0].say("node", (node(0), 2))
+        assert [len(each.hear("roster").nodes) for each in (nodes[0], spare)] == [2, 2]
+
+
+def test_more_nodes_than_a_run_has_are_refused() -> None:
+    """They were there before the one with the coordinator."""
+    with contextlib.closing(Meeting(2, backend="c10d")) as meeting:
+        early = [meeting.come(1) for _ in range(2)]
+        for each in early:
+            each.hear("present")
+        host = meeting.come(0)
+        assert len(host.hear("roster").nodes) == 2
+        heard = [each.inbox.get(timeout=PATIENCE_S)[1] for each in early]
+        assert sorted(message.kind for message in heard if message is not None) == ["refused", "roster"]
+
+
+def test_a_reader_without_memory_is_the_end_of_its_connection(
+    meeting: Meeting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: NodeLink, size: int) -> bytearray:
+        raise MemoryError
+
+    host = meeting.come(0)
+    host.hear("present")
+    monkeypatch.setattr(NodeLink, "_read", fail)
+    wait_until(lambda: not meeting.coordinator._peers)
+
+
+def test_what_was_said_last_arrives_over_a_slow_network(meeting: Meeting) -> None:
+    """The kernel has taken all of it long before the other end has."""
+    host, listening = meeting.come(0), socket.create_server(("127.0.0.1", 0))
+    host.hear("present")
+    with listening, socket.create_connection(listening.getsockname()) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        end = NodeLink(listening.accept()[0], None, queue.SimpleQueue(), messages.NO_LIMIT)
+        end.start()
+        end.say(Message("refused", "x" * 100_000))
+        closing = threading.Thread(target=end.close, args=(PATIENCE_S,))
+        closing.start()
+        size = 0
+        while data := slow.recv(1 << 13):
+            size += len(data)
+            time.sleep(0.01)
+        slow.close()
+        closing.join()
+    assert size > 100_000

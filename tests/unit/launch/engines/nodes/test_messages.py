@@ -65,7 +65,7 @@ def test_messages_arrive_with_and_without_a_secret() -> None:
         for message in (
             Message("node", (NODE, 2)),
             Message("value", (1.5, ""), [b"abc", b""]),
-            Message("bye"),
+            Message("trouble"),
         ):
             found = parse_message(join(message, theirs), ours)
             assert (found.kind, found.value, [bytes(part) for part in found.parts]) == (

@@ -18,7 +18,7 @@ from notebook_accel.launch.engines.nodes.coordinator import Coordinator
 from notebook_accel.launch.engines.nodes.meeting import NodeRendezvous
 from notebook_accel.launch.engines.nodes.outcomes import RestartCause
 from notebook_accel.launch.job import Job, Rendezvous
-from notebook_accel.launch.supervise.control import StopAsked
+from notebook_accel.launch.supervise.control import Control, StopAsked
 from tests.ports import free_port
 from tests.unit.clock import PATIENCE_S
 from tests.unit.jobs import make_job
@@ -39,10 +39,21 @@ def job(where: Rendezvous, **more: Any) -> Job:
     return make_job(len, distributed=True, rendezvous=where, **{"returns": "all", **more})
 
 
+class Asking(Control):
+    """Says when to stop as a function says."""
+
+    def __init__(self, ask: Callable[[], None]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def check(self) -> None:
+        self._ask()
+
+
 def make(
-    made: Job, check: Callable[[], None] = lambda: None, tell: Callable[[str], Any] = lambda text: None
+    made: Job, ask: Callable[[], None] = lambda: None, tell: Callable[[str], Any] = lambda text: None
 ) -> NodeRendezvous:
-    return NodeRendezvous(made, check, tell)
+    return NodeRendezvous(made, Asking(ask), tell)
 
 
 def is_called(node: NodeRendezvous) -> bool:

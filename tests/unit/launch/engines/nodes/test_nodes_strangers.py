@@ -24,6 +24,7 @@ from notebook_accel.launch.engines.nodes.messages import Message
 from notebook_accel.launch.engines.nodes.node_info import NodeInfo
 from notebook_accel.launch.engines.nodes.outcomes import NodeOutcome
 from notebook_accel.launch.job import Job, Rendezvous
+from notebook_accel.launch.supervise.control import Control
 from notebook_accel.trust import plain, proof
 from notebook_accel.trust.proof import Answer, ProofError
 from notebook_accel.trust.secret import OPEN, Trust
@@ -216,7 +217,7 @@ def make_elastic(port: int, secret: str | None, **more: Any) -> NodeRendezvous:
     }
     rendezvous = Rendezvous(**{**place, "settings": settings, "trust": Trust(secret), **more})
     job: Job = make_job(len, distributed=True, rendezvous=rendezvous, returns="all")
-    return NodeRendezvous(job, lambda: None, lambda text: None)
+    return NodeRendezvous(job, Control(), lambda text: None)
 
 
 @pytest.mark.parametrize("secret", [None, SECRET], ids=["open", "secret"])
@@ -243,7 +244,6 @@ def test_a_stranger_that_stays_keeps_no_host(meeting: Crowd) -> None:
     meeting.come(1).hear("refused")
     for each in nodes:
         assert not meeting.coordinator.is_empty
-        each.say("bye")
         each.close()
     wait_until(lambda: meeting.coordinator.is_empty)
 
@@ -313,7 +313,7 @@ def test_long_errors_arrive_as_errors(meeting: Crowd) -> None:
 
 def test_a_node_without_a_secret_shortens_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Rendezvous(address="127.0.0.1", port=free_port(), num_nodes=2)
-    nodes = NodeRendezvous(make_job(len, rendezvous=place), lambda: None, lambda text: None)
+    nodes = NodeRendezvous(make_job(len, rendezvous=place), Control(), lambda text: None)
     said = list[Any]()
     monkeypatch.setattr(nodes, "_say", lambda kind, value: said.append(Message(kind, value)))
     parts = [RaisedError(type_name="A", message="a" * 250_000, pickled=None, frames=[])] * 80
@@ -327,6 +327,5 @@ def test_only_the_node_of_its_own_process_is_a_coordinators_host(meeting: Crowd)
     impostor.say("node", (node(0), 0))
     impostor.hear("present")
     impostor.say("outcome", NodeOutcome(node=node(0), kind="stopped", text="by a stranger"))
-    impostor.say("bye")
     impostor.close()
     assert meeting.run_to_its_end() == [None, None]
