@@ -7,7 +7,7 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from notebook_accel.config import document, file
-from notebook_accel.diagnosis import repairs, report
+from notebook_accel.diagnosis import report
 from notebook_accel.errors import ConfigError
 
 from .cells import SessionMagics
@@ -42,28 +42,14 @@ def accel_env(line: str) -> report.EnvironmentReport:
 def accel_doctor(line: str) -> report.DoctorReport:
     """Show what hinders launches from this kernel, and how to mend it.
 
-    `%accel_doctor --fix` offers to repair what can be repaired without harm, and asks first; with `--yes` it does not.
+    `%accel_doctor --fix` prints the commands that mend it, to be typed in a terminal.
     """
-    words = line.split()
-    if not set(words) <= {"--fix", "--yes"} or words == ["--yes"]:
-        raise UsageError(f"%accel_doctor takes --fix, and --yes with it, and was given {line.strip()!r}")
+    if line.strip() not in ("", "--fix"):
+        raise UsageError(f"%accel_doctor takes --fix, and was given {line.strip()!r}")
     found = report.report_checks()
-    if "--fix" in words and _repair(found, "--yes" in words):
-        found = report.report_checks()
+    if line.strip():
+        print("\n".join(filter(None, (check.as_script for check in found.checks))))
     return found
-
-
-def _repair(found: report.DoctorReport, yes: bool) -> bool:
-    """Do what the user wants done; return whether anything was."""
-    changed = False
-    for one in repairs.find(found.checks):
-        print(repairs.describe(one))
-        if isinstance(one, repairs.Repair) and (
-            yes or input("Do it? [y/N] ").strip().lower() in ("y", "yes")
-        ):
-            print(repairs.apply(one))
-            changed = True
-    return changed
 
 
 def _no_arguments(magic: str, line: str) -> None:

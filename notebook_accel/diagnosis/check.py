@@ -17,12 +17,19 @@ class Check:
         status: `ok`; `warning` where some launches fail or are slow; `problem` where all do.
         text: what was found, with its values.
         remedy: how to fix it; empty where nothing has to be done.
+        command: what to type in a shell for it; empty where there is no such thing.
     """
 
     name: str
     status: Status
     text: str
     remedy: str = ""
+    command: str = ""
+
+    @property
+    def as_script(self) -> str:
+        """A line of shell script: the command, or a comment with the remedy; empty where nothing has to be done."""
+        return self.command or (f"# {self.name}: {self.remedy}" if self.remedy else "")
 
 
 def as_line(check: Check, status: str | None = None) -> str:

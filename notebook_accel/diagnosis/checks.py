@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.metadata
+import shlex
 import shutil
 import socket
 import sys
@@ -259,7 +260,8 @@ def _libraries(name: str) -> Iterable[Check]:
         due = packages.find_due()
     except importlib.metadata.PackageNotFoundError:
         text = "notebook_accel is not installed but on the path only: what it needs is not known"
-        yield Check(name=name, status="warning", text=text, remedy="pip install notebook-accel")
+        command = "pip install notebook-accel"
+        yield Check(name=name, status="warning", text=text, remedy=command, command=command)
         return
     wrong = packages.find_unmet(due)
     for requirement, installed in wrong:
@@ -268,6 +270,7 @@ def _libraries(name: str) -> Iterable[Check]:
             status="problem",
             text=f"{requirement.name} {installed}, needed is {requirement.specifier}",
             remedy=f"pip install '{requirement}'",
+            command=f"pip install '{requirement}'",
         )
     if not wrong:
         yield Check(name=name, status="ok", text=f"all {len(due)} requirements are met")
@@ -293,6 +296,7 @@ def _imports(name: str) -> Iterable[Check]:
                 status="problem",
                 text=f"{requirement.name} cannot be used ({type(error).__name__}: {error})",
                 remedy=f"restart; if that does not help, pip install --force-reinstall '{requirement}'",
+                command=f"pip install --force-reinstall '{requirement}'",
             )
 
 
@@ -301,12 +305,13 @@ def _leftovers(name: str) -> Iterable[Check]:
     if sys.platform != "linux":
         return
     found = leftovers.find()
-    paths = ", ".join(map(str, found))
+    paths, command = ", ".join(map(str, found)), shlex.join(["rm", "-r", *map(str, found)])
     yield Check(
         name=name,
         status="warning" if found else "ok",
         text=f"killed runs have left {paths}" if found else "killed runs have left nothing",
-        remedy="`notebook-accel doctor --fix` removes it" if found else "",
+        remedy=command if found else "",
+        command=command if found else "",
     )
 
 

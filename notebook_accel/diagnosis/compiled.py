@@ -16,9 +16,7 @@ def check_torchao(name: str) -> Iterable[Check]:
     if (installed := probes.version("torchao")) is None:
         return
     if problem := packages.find_torchao_problem():
-        remedy = (
-            "install a torchao that was released with this torch; `notebook-accel doctor --fix` finds one"
-        )
+        remedy = "install a torchao that was released with this torch"
         yield Check(name=name, status="warning", text=problem, remedy=remedy)
     else:
         yield Check(

@@ -242,8 +242,3 @@ def find() -> dict[Path, str]:
                 if is_own and owner is not None and owner.has_ended():
                     found[folder] = f"sockets of process {owner.pid}, which has ended"
     return found
-
-
-def remove(folder: Path) -> None:
-    """Remove a folder of sockets whose owner has ended; OSError where the system refuses."""
-    shutil.rmtree(folder)

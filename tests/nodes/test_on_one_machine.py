@@ -207,6 +207,49 @@ launch(train)
     assert "ValueError: the cause" in outputs[failing]
 
 
+AGAIN = """
+def train(waits):
+    count = total()
+    print("attempt", waits, flush=True)
+    if waits:
+        time.sleep(3600)
+    return count
+try:
+    launch(train, args=(True,))
+except (KeyboardInterrupt, Exception) as error:
+    print("ended by", type(error).__name__, flush=True)
+print(launch(train, args=(False,), rdzv_conf={"join_timeout": 100}))
+"""
+
+
+def test_a_cell_that_was_interrupted_and_is_run_again_at_once_is_another_run(start: Start) -> None:
+    """The other node is still about to end the first one."""
+    nodes = [start(node, AGAIN) for node in range(2)]
+    for node in nodes:
+        _wait_for_line(node, "attempt True")
+    nodes[1].send_signal(signal.SIGINT)
+    outputs = _outputs(nodes)
+    assert [output.splitlines()[-1] for output in outputs] == ["[4, 4]", "[4, 4]"], outputs
+    assert "ended by RunStoppedError" in outputs[0] and "ended by KeyboardInterrupt" in outputs[1]
+
+
+FINISHED = """
+def train():
+    total()
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    if node == 0 and attempt == "0":
+        time.sleep(3)
+        raise ValueError("late")
+    return attempt
+print(launch(train, max_restarts=1))
+"""
+
+
+def test_workers_that_had_ended_well_start_again_with_those_of_another_node(start: Start) -> None:
+    outputs = _outputs([start(node, FINISHED) for node in range(2)])
+    assert [output.splitlines()[-1] for output in outputs] == ["['1', '1']"] * 2, outputs
+
+
 CELLS = """
 import dataclasses, traceback
 

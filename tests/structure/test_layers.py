@@ -128,7 +128,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
         ("check", "environment", "packages"),
         ("compiled", "hosted"),
         ("checks",),
-        ("repairs", "report"),
+        ("report",),
     ),
     "estimation": (("building", "sizes"), ("sources",)),
     "hooks": (("*",), ("align", "cpu"), ("attach",)),

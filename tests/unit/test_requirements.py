@@ -64,3 +64,11 @@ def test_another_missing_module_is_named_as_it_is() -> None:
         requirements.explain_missing(),
     ):
         __import__("nothing9")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["doctor"], ["doctor", "--fix"]])
+def test_the_command_names_all_that_is_missing(words: list[str]) -> None:
+    code = f"sys.argv = ['notebook-accel', *{words}]\nfrom notebook_accel.__main__ import main\nmain()"
+    done = run(THREE, code)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"Error: {SENTENCE}") and done.stderr.count("\n") == 1, "no traceback"

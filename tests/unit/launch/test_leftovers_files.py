@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -95,7 +96,7 @@ def test_a_folder_is_left_by_who_is_killed_and_not_by_who_runs_or_ends(
     kill(killed)
     ((folder, text),) = leftovers.find().items()
     assert text == f"sockets of process {killed.pid}, which has ended"
-    leftovers.remove(folder)
+    shutil.rmtree(folder)
     assert leftovers.find() == {} and runs.poll() is None
     assert len(list(temp.iterdir())) == 1, "that of the process that runs"
 
