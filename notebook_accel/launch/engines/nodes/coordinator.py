@@ -84,7 +84,7 @@ class Coordinator:
         self._listening, self._place, self._host_claim = listening, place, host_claim
         self._most, self._least = place.num_nodes, place.min_nodes or place.num_nodes
         self._max_losses, self._last_call = max_losses, last_call
-        self._inbox: queue.SimpleQueue[tuple[NodeLink, Message | None]] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[tuple[NodeLink, Message | None] | None] = queue.SimpleQueue()
         self._strangers: list[socket.socket] = []  # that have proven nothing, oldest first
         self._peers: dict[NodeLink, _Peer] = {}  # all that are connected, oldest first
         self._members: list[_Peer] = []  # the nodes of this attempt by rank, also those that are gone
@@ -118,6 +118,8 @@ class Coordinator:
     def close(self) -> None:
         """End all connections."""
         self._is_closed = True
+        link.shut(self._listening)  # on Linux the thread that accepts notices at once
+        self._inbox.put(None)
         for thread in self._threads:
             thread.join()
         deadline = time.monotonic() + _PART_SECONDS
@@ -140,7 +142,8 @@ class Coordinator:
             except TimeoutError:
                 continue
             except OSError:
-                time.sleep(_LOOK_SECONDS)  # too many files are open, or it has gone already
+                if not self._is_closed:
+                    time.sleep(_LOOK_SECONDS)  # too many files are open, or it has gone already
                 continue
             welcoming = threading.Thread(target=self._welcome, args=(connection,), daemon=True)
             self._strangers.append(connection)
@@ -201,9 +204,9 @@ class Coordinator:
                 action()
             seconds = min([_LOOK_SECONDS, *(at - now for at in self._due.values())])
             with contextlib.suppress(queue.Empty):
-                each, message = self._inbox.get(timeout=max(0.0, seconds))
-                if (peer := self._peers.get(each)) is not None:
-                    self._take(peer, message)
+                heard = self._inbox.get(timeout=max(0.0, seconds))
+                if heard is not None and heard[0] in self._peers:
+                    self._take(self._peers[heard[0]], heard[1])
 
     def _take(self, peer: _Peer, message: Message | None) -> None:
         if message is None:

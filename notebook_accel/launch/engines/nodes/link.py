@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from typing import Final
+from typing import Any, Final
 
 from ....trust import proof
 from ....trust.plain import MalformedError
@@ -50,7 +50,7 @@ class NodeLink:
         self,
         connection: socket.socket,
         session: Session | None,
-        inbox: queue.SimpleQueue[tuple[NodeLink, Message | None]],
+        inbox: queue.SimpleQueue[Any],
         limit: Limit,
     ) -> None:
         connection.settimeout(_SILENCE_SECONDS)
