@@ -69,8 +69,7 @@ class Shared:
     _schedulers: list[AcceleratedScheduler]
     _dataloaders: list[DataLoader[Any]]
 
-    def _require_runtime(self) -> Runtime:
-        """Return the runtime; StateResetError after `AcceleratorState._reset_state`."""
+    def _check_state(self) -> None:
+        """StateResetError after `AcceleratorState._reset_state`: what it removes is what prepares."""
         if not self._runtime.accelerated:
             raise StateResetError(describe_reset("AcceleratorState"))
-        return self._runtime

@@ -52,7 +52,7 @@ class PreparePart(Shared):
             TypeError: `device_placement` is no list of True, False and None.
             AttributeError: the state of the accelerator was reset.
         """
-        self._require_runtime()
+        self._check_state()
         if device_placement is None:
             device_placement = [None] * len(args)
         else:

@@ -18,7 +18,7 @@ class ProcessPart(Shared):
     @property
     def device(self) -> torch.device:
         """The device of this process."""
-        return self._require_runtime().device
+        return self._runtime.device
 
     @property
     def distributed_type(self) -> DistributedType:
@@ -28,32 +28,32 @@ class ProcessPart(Shared):
     @property
     def num_processes(self) -> int:
         """Processes of the run."""
-        return self._require_runtime().topology.world_size
+        return self._runtime.topology.world_size
 
     @property
     def process_index(self) -> int:
         """Rank of this process."""
-        return self._require_runtime().topology.rank
+        return self._runtime.topology.rank
 
     @property
     def local_process_index(self) -> int:
         """Rank of this process on its node."""
-        return self._require_runtime().topology.local_rank
+        return self._runtime.topology.local_rank
 
     @property
     def is_main_process(self) -> bool:
         """True in rank 0."""
-        return self._require_runtime().topology.is_main
+        return self._runtime.topology.is_main
 
     @property
     def is_local_main_process(self) -> bool:
         """True in the first process of each node."""
-        return self._require_runtime().topology.is_local_main
+        return self._runtime.topology.is_local_main
 
     @property
     def is_last_process(self) -> bool:
         """True in the highest rank."""
-        return self._require_runtime().topology.is_last
+        return self._runtime.topology.is_last
 
     @property
     def data_parallel_rank(self) -> int:

@@ -6,40 +6,13 @@ import contextlib
 import string
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ..events import Display, Event, Failure, Lines, Notice, Phase, Progress, Stream, Traceback, Unfinished
 from ..stream.sinks import Output, Sink, TerminalRows, join_lines, write_lines
 
 _HOLD_SECONDS: Final = 0.3  # in which the traceback of a rank that failed earlier may come
-_STREAMS: Final[Mapping[str, tuple[Stream, ...]]] = {
-    "0": (),
-    "1": ("stdout",),
-    "2": ("stderr",),
-    "3": ("stdout", "stderr"),
-}
-"""The streams that torchrun's `--tee` names by a number."""
-
-
-class Tee:
-    """Which streams of which ranks are marked and written to files, as torchrun's `--tee` has it.
-
-    Args:
-        text: a number for all ranks of this node (`3`), or for some by their local rank (`0:3,1:1`).
-    """
-
-    def __init__(self, text: str) -> None:
-        parts = [part.strip().rpartition(":") for part in text.split(",")]
-        self._by_rank = {int(rank): _STREAMS[number] for rank, colon, number in parts if colon}
-        self._others = next((_STREAMS[number] for _, colon, number in parts if not colon), ())
-
-    def __bool__(self) -> bool:
-        return bool(self._others) or any(self._by_rank.values())
-
-    def has(self, local_rank: int, stream: Stream) -> bool:
-        """Return whether a stream of a rank is among them."""
-        return stream in self._by_rank.get(local_rank, self._others)
 
 
 class Console(Sink):
@@ -49,7 +22,6 @@ class Console(Sink):
         output: ranks to show.
         prefix: template of the text before each line; it may name rank, local_rank and role_name.
         role: what `role_name` stands for.
-        tee: streams with torchrun's mark before each line.
         quiet: whether to leave out what the launcher itself has to say.
 
     Attributes:
@@ -57,14 +29,13 @@ class Console(Sink):
         first_rank: the lowest rank of this node.
     """
 
-    def __init__(self, output: Output, prefix: str, *, role: str, tee: Tee, quiet: bool) -> None:
+    def __init__(self, output: Output, prefix: str, *, role: str, quiet: bool) -> None:
         self._output = output
         self._template = string.Template(prefix)
         self._role = role
-        self._tee = tee
         self._quiet = quiet
         self._ranks: set[int] = set()
-        self._prefixes: dict[tuple[int, Stream], str | None] = {}
+        self._prefixes: dict[int, str | None] = {}
         self._has_traceback = False
         self._tracebacks: list[Traceback] = []
         self._held_since = 0.0
@@ -83,7 +54,7 @@ class Console(Sink):
             if isinstance(event, Lines):
                 if self._rows.has_rows:
                     self._rows.finish(event)
-                prefix = self._prefix(event.rank, event.stream)
+                prefix = self._prefix(event.rank)
                 if prefix is None:
                     continue
                 if event.stream != stream:
@@ -109,9 +80,9 @@ class Console(Sink):
         elif isinstance(event, Traceback):
             self._held_since = self._held_since if self._tracebacks else time.monotonic()
             self._tracebacks.append(event)
-        elif isinstance(event, Unfinished) and (prefix := self._prefix(event.rank, event.stream)) is not None:
+        elif isinstance(event, Unfinished) and (prefix := self._prefix(event.rank)) is not None:
             self._rows.show_unfinished(event, prefix)
-        elif isinstance(event, Progress) and self._prefix(event.rank, "stderr") is not None:
+        elif isinstance(event, Progress) and self._prefix(event.rank) is not None:
             if self._rows.is_live:
                 self._rows.show_bar(event)
             elif event.finished and event.leave:
@@ -120,7 +91,7 @@ class Console(Sink):
             self._show_display(event)
 
     def _show_display(self, display: Display) -> None:
-        prefix = self._prefix(display.rank, "stdout")
+        prefix = self._prefix(display.rank)
         if prefix is not None and not display.update:
             lines = str(display.data.get("text/plain", "")).split("\n")
             self._write("stdout", [f"{prefix}{line}\n" for line in lines])
@@ -137,14 +108,13 @@ class Console(Sink):
             self._ranks.add(phase.rank)
             self._prefixes.clear()
 
-    def _prefix(self, rank: int, stream: Stream) -> str | None:
+    def _prefix(self, rank: int) -> str | None:
         """Return what stands before a line; None for lines that are not shown."""
-        key = (rank, stream)
-        if key not in self._prefixes:
-            self._prefixes[key] = self._make_prefix(rank, stream)
-        return self._prefixes[key]
+        if rank not in self._prefixes:
+            self._prefixes[rank] = self._make_prefix(rank)
+        return self._prefixes[rank]
 
-    def _make_prefix(self, rank: int, stream: Stream) -> str | None:
+    def _make_prefix(self, rank: int) -> str | None:
         local_rank = rank - self.first_rank
         if isinstance(self._output, str):
             is_shown = self._output == "all" or (self._output == "first" and local_rank == 0)
@@ -152,9 +122,8 @@ class Console(Sink):
             is_shown = rank in self._output
         if not is_shown:
             return None
-        mark = f"[{self._role}{local_rank}]:" if self._tee.has(local_rank, stream) else ""
         names = {"rank": rank, "local_rank": local_rank, "role_name": self._role}
-        return mark + self._template.safe_substitute(names)
+        return self._template.safe_substitute(names)
 
     def show_traceback(self, text: str) -> None:
         """Show the traceback of a rank; of all ranks of an attempt the first is shown."""

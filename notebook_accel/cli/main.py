@@ -43,15 +43,21 @@ class Lazy(click.RichGroup):
         return [name for name in COMMANDS if _exists(name)]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        """Return a subcommand; for a list of them, one that has its name and a line of help."""
         if name in OF_ACCELERATE:
             return _make_command(name)
         if name not in COMMANDS or not _exists(name):
             return None
-        command: click.Command = getattr(
-            importlib.import_module(f"{__package__}.{_module(name)}"), _module(name)
-        )
-        command.short_help = COMMANDS[name]
-        return command
+        return click.RichCommand(name=name, short_help=COMMANDS[name])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the subcommand that is called."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if name in COMMANDS:
+            command = getattr(importlib.import_module(f"{__package__}.{_module(name)}"), _module(name))
+        return name, command, rest
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a subcommand; an interrupt that it does not handle itself ends it with the code that shells know."""

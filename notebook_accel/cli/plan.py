@@ -261,15 +261,7 @@ def _find_contradictions(config: LaunchConfig) -> list[Problem]:
         found["main_process_ip"] = (
             f"num_machines {config.num_machines} needs main_process_ip: the address of the node of rank 0"
         )
-    if config.tee and not _is_tee(config.tee):
-        found["tee"] = f"tee {config.tee!r} is none of 0, 1, 2, 3 or a list for ranks such as 0:3,1:1"
     return [Problem(name=name, text=text) for name, text in found.items()] + _check_engine(config.engine)
-
-
-def _is_tee(text: str) -> bool:
-    parts = [part.rpartition(":") for part in text.split(",")]
-    return all(value in "0123" and len(value) == 1 and (not colon or rank.isdecimal())
-               for rank, colon, value in parts)  # fmt: skip
 
 
 def _complete(config: LaunchConfig, *, is_given: bool) -> LaunchConfig:

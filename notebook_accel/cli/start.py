@@ -20,7 +20,7 @@ from ..errors import HangError, LaunchError
 from ..events import Failure, RaisedError
 from ..launch.script import Script
 from ..takeover import finder
-from .console import Console, Tee
+from .console import Console
 from .plan import Plan
 
 _REFUSED: Final = 2
@@ -43,15 +43,17 @@ def start(plan: Plan, script: Script, *, quiet: bool, in_place: bool = True) -> 
     if not plan.is_distributed:
         return _run_single(describe_command(script), {**plan.environment, **plan.derived}, in_place)
     from ..launch import preflight, registry
+    from ..stream.logs import LogFiles
 
     try:
         job, engine = preflight.check(plan.make_request(script), "notebook-accel launch")
     except (ValueError, TypeError) as error:
         click.echo(f"Error: {arguments.name_as_in_files(str(error))}", err=True)
         return _REFUSED
-    tee = Tee(plan.config.tee)
-    console = Console(job.output, job.prefix or "", role=plan.config.role, tee=tee, quiet=quiet)
-    sinks: list[Any] = [lambda run: console, *_make_log_sinks(plan, tee)]
+    console = Console(job.output, job.prefix or "", role=plan.config.role, quiet=quiet)
+    sinks: list[Any] = [lambda run: console]
+    if (folder := plan.config.log_dir) is not None:
+        sinks.append(lambda run: LogFiles(folder, run.job.name))
     try:
         run = registry.open_run(job, engine, sinks)
         with _forward_signals(run, console) as signals:
@@ -85,20 +87,6 @@ def _run_single(command: Sequence[str], environment: Mapping[str, str], in_place
 
 def _become(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     os.execvpe(command[0], list(command), environment)
-
-
-def _make_log_sinks(plan: Plan, tee: Tee) -> list[Any]:
-    """Return what makes the files of output: torchrun's where `tee` names streams, else those of any launch."""
-    folder = plan.config.log_dir
-    if folder is None:
-        return []
-    if tee:
-        from .tee import TeeFiles
-
-        return [lambda run: TeeFiles(folder, run.job.rendezvous.run_id, tee)]
-    from ..stream.logs import LogFiles
-
-    return [lambda run: LogFiles(folder, run.job.name)]
 
 
 @contextlib.contextmanager

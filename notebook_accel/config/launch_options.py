@@ -452,7 +452,7 @@ class LaunchOptions(Rows):
     )
     tee: str = option(
         "0",
-        "Which output goes to the log folder and the terminal: 3 for all.",
+        "Has no effect: all output goes to the terminal, and to the log folder where there is one.",
         launches="scripts",
         file=False,
         expert=True,

@@ -88,7 +88,7 @@ INSIDE: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "cli": (
         ("console", "flags", "places", "progress", "questions", "refusal"),
-        ("plan", "tee"),
+        ("plan",),
         ("start",),
         ("*",),
     ),

@@ -274,10 +274,13 @@ def test_a_backend_that_does_not_fit() -> None:
     assert run_ranks(ranks_wrong_backend) == ["gloo", "gloo"]
 
 
-def test_an_accelerator_whose_state_was_reset_says_so(clean_runtime: None) -> None:
+def test_an_accelerator_whose_state_was_reset_knows_its_processes_and_prepares_nothing(
+    clean_runtime: None,
+) -> None:
     accelerator = Accelerator(cpu=True)
     AcceleratorState._reset_state()
-    for look in (lambda: accelerator.num_processes, lambda: accelerator.prepare(torch.nn.Linear(1, 1))):
-        with pytest.raises(AttributeError, match=r"This happens if `AcceleratorState._reset_state\(\)`"):
-            look()
+    assert accelerator.is_local_main_process and accelerator.is_main_process
+    assert (accelerator.num_processes, accelerator.process_index) == (1, 0)
+    with pytest.raises(AttributeError, match=r"This happens if `AcceleratorState._reset_state\(\)`"):
+        accelerator.prepare(torch.nn.Linear(1, 1))
     assert Accelerator(cpu=True).num_processes == accelerator.num_processes == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from notebook_accel.cli.console import Console, Tee
+from notebook_accel.cli.console import Console
 from notebook_accel.events import Display, Event, Lines, Notice, Phase, Stream, Traceback, Unfinished
 
 
@@ -16,29 +16,18 @@ def started(*ranks: int) -> list[Event]:
     return [Phase(rank=rank, time=0.0, name="starting") for rank in ranks]
 
 
-def console(prefix: str = "", *, tee: str = "0", quiet: bool = False) -> Console:
-    return Console("all", prefix, role="trainer", tee=Tee(tee), quiet=quiet)
-
-
-@pytest.mark.parametrize(
-    ("text", "streams"),
-    [("0", []), ("1", ["0 stdout", "1 stdout"]), ("3", ["0 stdout", "0 stderr", "1 stdout", "1 stderr"]),
-     ("1:2", ["1 stderr"]), ("0:1,1:2", ["0 stdout", "1 stderr"])],
-)  # fmt: skip
-def test_tee_names_streams_of_ranks(text: str, streams: list[str]) -> None:
-    tee, both = Tee(text), ("stdout", "stderr")
-    assert [f"{rank} {stream}" for rank in range(2) for stream in both if tee.has(rank, stream)] == streams  # type: ignore[arg-type]
-    assert bool(tee) == bool(streams)
+def console(prefix: str = "", *, quiet: bool = False) -> Console:
+    return Console("all", prefix, role="trainer", quiet=quiet)
 
 
 def test_lines_go_to_the_stream_that_they_came_from(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = console("<${rank}> ", tee="1:1")
+    shown = console("<${role_name} ${rank}> ")
     shown.show([*started(4, 5), line(4, "a"), line(5, "b"), line(5, "c", "stderr"), line(4, "d")])
-    assert capsys.readouterr() == ("<4> a\n[trainer1]:<5> b\n<4> d\n", "<5> c\n")
+    assert capsys.readouterr() == ("<trainer 4> a\n<trainer 5> b\n<trainer 4> d\n", "<trainer 5> c\n")
 
 
 def test_displays_are_lines_of_the_ranks_that_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = Console(frozenset({1}), "<${rank}> ", role="trainer", tee=Tee("0"), quiet=False)
+    shown = Console(frozenset({1}), "<${rank}> ", role="trainer", quiet=False)
     shown.show([*started(0, 1), *(Display(rank=n, time=0.0, data={"text/plain": "a\nb"}) for n in range(2))])
     assert capsys.readouterr() == ("<1> a\n<1> b\n", "")
 

@@ -286,7 +286,6 @@ def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> No
         (["--aws_access_key_id", "x"], "--aws_access_key_id: SageMaker is not supported"),
         (["--mpirun_hostfile", "x"], "mpirun is not used"),
         (["--num_machines", "2"], "needs main_process_ip"),
-        (["--cpu", "--tee", "9"], "tee '9' is none of 0, 1, 2, 3"),
         (["--tpu"], f"distributed_type XLA: {NO_TPU}"),
         (["--cpu", "--num_machines", "3:2", "--main_process_ip=a"], "min_machines 3 > num_machines 2"),
         (["--cpu", "--num_machines", "1:x", "--main_process_ip=a"], "num_machines 'x' is no whole number"),

@@ -220,3 +220,12 @@ def test_a_notebook_runs_without_an_output(tmp_path: Path) -> None:
 def test_a_table_that_nobody_reads_is_no_refusal() -> None:
     with pytest.raises(BrokenPipeError), refuse_errors():
         raise BrokenPipeError
+
+
+def test_help_imports_no_torch() -> None:
+    code = (
+        "import sys\nfrom notebook_accel.cli.main import main\n"
+        "try:\n    main(['--help'])\nfinally:\n    assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "estimate-memory" in done.stdout, done.stderr
