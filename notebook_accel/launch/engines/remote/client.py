@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import torch
-
 from .... import probes
 from ....takeover import finder
 from .transport import ProcessTransport, Transport
@@ -49,6 +47,8 @@ class Wanted:
     @classmethod
     def here(cls) -> Wanted:
         """Return what this process has."""
+        import torch  # only now: commands that list runs need none of it
+
         return cls(
             python="{}.{}".format(*sys.version_info[:2]),
             torch=strip_build(torch.__version__),
