@@ -233,6 +233,31 @@ def test_a_cell_that_was_interrupted_and_is_run_again_at_once_is_another_run(sta
     assert "ended by RunStoppedError" in outputs[0] and "ended by KeyboardInterrupt" in outputs[1]
 
 
+STANDS_STILL = """
+def train():
+    total()
+    print("works", flush=True)
+    for _ in range(25):
+        dist.barrier()
+        time.sleep(1)
+    return dist.get_rank()
+print(launch(train))
+"""
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system does not tell who is silent")
+def test_a_notebook_that_stands_still_for_a_while_is_not_lost(start: Start) -> None:
+    """A cell of it holds Python's lock, for example."""
+    nodes = [start(node, STANDS_STILL) for node in range(2)]
+    for node in nodes:
+        _wait_for_line(node, "works")
+    nodes[1].send_signal(signal.SIGSTOP)
+    time.sleep(18)  # longer than a machine may be silent
+    nodes[1].send_signal(signal.SIGCONT)
+    outputs = _outputs(nodes)
+    assert [output.splitlines()[-1] for output in outputs] == ["[0, 1]", "[2, 3]"], outputs
+
+
 FINISHED = """
 def train():
     total()
