@@ -93,7 +93,7 @@ class Coordinator:
         self._outcomes: dict[_Peer, NodeOutcome] = {}  # those that may end the run, as they came
         self._value: tuple[_Peer, Message] | None = None
         self._is_called = False  # whether the nodes are to meet again
-        self._is_over = self._has_heard_host = self._is_closed = False
+        self._is_over = self._is_closed = False
         self._num_turned_away = 0
         self._due: dict[Callable[[], None], float] = {}
         self._threads = [
@@ -109,11 +109,6 @@ class Coordinator:
         """Whether no node of the run is connected any more; before all are there, whether nobody is."""
         peers = list(self._peers.values())
         return not any(peer in peers for peer in self._members or peers)
-
-    @property
-    def has_heard_host(self) -> bool:
-        """Whether the node of this process has come and left: all that it said is heard, and was passed on."""
-        return self._has_heard_host
 
     def close(self) -> None:
         """End all connections."""
@@ -329,7 +324,6 @@ class Coordinator:
         """Note that a node is gone. Before all are there it may come again, afterwards it is lost."""
         del self._peers[peer.link]
         peer.link.close()
-        self._has_heard_host |= peer.is_host
         if peer in self._members and peer.node is not None and peer.outcome is None and not self._is_over:
             may_go_on = self._place.is_elastic or self._attempt < self._max_losses
             if may_go_on and not self._outcomes:
@@ -350,7 +344,7 @@ class Coordinator:
         Args:
             is_last: whether more than enough were waited for.
         """
-        there = [peer for peer in self._peers.values() if peer.node is not None and peer.is_ready]
+        there = self._list_ready()
         if self._is_over or not there:
             return
         nodes = [peer.node for peer in there if peer.node is not None]
@@ -373,8 +367,11 @@ class Coordinator:
         lines = node_info.find_disagreements(nodes, complete=len(nodes) >= self._most)
         return lines if self._place.elects else lines + node_info.find_duplicates(nodes)
 
+    def _list_ready(self) -> list[_Peer]:
+        return [peer for peer in self._peers.values() if peer.node is not None and peer.is_ready]
+
     def _tell_present(self) -> None:
-        there = [peer for peer in self._peers.values() if peer.node is not None and peer.is_ready]
+        there = self._list_ready()
         present = [replace(peer.node, same={}) for peer in there if peer.node is not None]
         for peer in there:
             peer.tell("present", present)

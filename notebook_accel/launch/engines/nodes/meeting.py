@@ -39,7 +39,6 @@ _LAST_CALL_SECONDS: Final = 2.0
 _VERDICT_SECONDS: Final = 10.0
 _NOTICE_SECONDS: Final = 15.0  # in which the word of a lost node comes, where ranks have lost those of it
 _LEAVE_SECONDS: Final = 5.0
-_HEARD_SECONDS: Final = 10.0  # in which a thread of this process reads what another one has said
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +165,7 @@ class NodeRendezvous:
             elif message.kind == "refused":
                 raise LaunchError(str(message.value))
             elif self._verdict is not None:
-                why = outcomes.describe(self._verdict.value)
-                raise LaunchError(f"the workers cannot start again: {why}")
+                raise LaunchError("the workers cannot start again: the other nodes have ended")
 
     def _reconnect(self, wait: PeerWait) -> None:
         """Connect again: another run at this place ends just now, and this one begins afterwards."""
@@ -523,13 +521,10 @@ class NodeRendezvous:
     def leave(self) -> None:
         """Leave; the node with the coordinator stays until the others have heard what they wait for."""
         coordinator, self._coordinator = self._coordinator, None
-        heard_by = time.monotonic() + (_HEARD_SECONDS if self._link is not None else 0)
         try:
             self._disconnect()
             if coordinator is None:
                 return
-            while not coordinator.has_heard_host and time.monotonic() < heard_by:
-                time.sleep(_LOOK_SECONDS / 25)  # else the others would not learn how this node has ended
             deadline = time.monotonic() + (_LEAVE_SECONDS if self._verdict is None else math.inf)
             while not coordinator.is_empty and time.monotonic() < deadline:
                 self._check()
@@ -541,6 +536,7 @@ class NodeRendezvous:
                 coordinator.close()
 
     def _disconnect(self) -> None:
+        """End the connection, once the coordinator has taken what was said on it."""
         last, self._link = self._link, None
         if last is not None:
             last.close(_LEAVE_SECONDS)

@@ -123,14 +123,6 @@ def find_cause(node_outcomes: Sequence[NodeOutcome]) -> NodeOutcome | None:
     return min(bad, key=lambda each: 2 if each.follows else order[each.kind], default=None)
 
 
-def describe(node_outcome: NodeOutcome | None) -> str:
-    """Return in a line why the run ended; None stands for all nodes having ended well."""
-    if node_outcome is None:
-        return "the others have ended"
-    name, failure = node_outcome.node.name, node_outcome.failure
-    return node_outcome.text or (f"{name}: {failures.describe_failure(failure)}" if failure else name)
-
-
 def blame(cause: NodeOutcome, outcome: Outcome) -> Outcome:
     """Return the outcome of a run that ended because of another node.
 
