@@ -69,7 +69,8 @@ for number in range({times * TIMES}):
         interrupted += 1
     if options["start_method"] == "fresh":
         wait_until(lambda: not workers(), "those end that the agent was asked for in vain")
-    assert not workers(), (number, workers())
+    else:
+        assert not workers(), (number, workers())
     wait_until(lambda: threading.active_count() == 1, "the timer, which an interrupt may outrun, ends")
     assert all(run.is_over for run in na.runs())
     if number % 4 == 0:
@@ -123,7 +124,8 @@ for number in range({4 * TIMES}):
         opened.close()
     if {method!r} == "fresh":
         wait_until(lambda: not workers(), "those end that the agent was asked for in vain")
-    assert not workers(), (number, workers())
+    else:
+        assert not workers(), (number, workers())
 print("all came back")
 """
     assert "all came back" in run(WORK + code, tmp_path)

@@ -81,7 +81,7 @@ TESTED: dict[str, tuple[str, ...]] = {
     "a stranger on a port, also one who knows the protocol": (
         "faults/test_strangers.py::test_a_run_goes_on_whatever_a_stranger_says",
         "faults/test_strangers.py::test_who_passes_a_challenge_on_to_a_node_can_say_nothing_of_his_own",
-        "faults/test_strangers.py::test_what_was_said_in_an_earlier_run_counts_as_nothing_in_the_next",
+        "unit/launch/engines/nodes/test_nodes_strangers.py::test_another_secret_and_a_recorded_proof_are_refused",
         "faults/test_strangers.py::test_a_rank_that_claims_anothers_place_gets_it_once",
     ),
     "any bytes in messages, output, files and variables": (
