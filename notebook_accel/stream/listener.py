@@ -34,28 +34,24 @@ def connect(endpoint: tuple[str, int], token: bytes, rank: int, timeout: float) 
     return connection
 
 
-def keep_alive(
-    connection: socket.socket, idle: int = 15, interval: int = 5, count: int = 4, *, is_silent: bool = False
-) -> None:
+def keep_alive(connection: socket.socket, idle: int = 15, interval: int = 5, count: int = 4) -> None:
     """Let the system notice, by default within 35 s, that the other machine is down; send small frames at once.
 
     Args:
         connection: of TCP.
         idle: seconds of silence before the first question.
         interval: seconds between two questions.
-        count: of questions without an answer, after which the connection ends.
-        is_silent: whether nothing is sent by it; else a limit is set for what is sent, too, which would count in place
-            of the questions.
+        count: of questions without an answer, after which the connection ends. What was sent has the same time.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    limit = 0 if is_silent else idle + interval * count
     values = {
         "TCP_NODELAY": 1,
         "TCP_KEEPIDLE": idle,
         "TCP_KEEPALIVE": idle,
         "TCP_KEEPINTVL": interval,
         "TCP_KEEPCNT": count,
-        "TCP_USER_TIMEOUT": limit * 1000,  # nothing is asked while sent bytes wait for their answer
+        "TCP_USER_TIMEOUT": (idle + interval * count)
+        * 1000,  # nothing is asked while sent bytes wait for their answer
     }
     for name, value in values.items():
         if hasattr(socket, name):  # not on every system

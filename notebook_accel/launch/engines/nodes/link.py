@@ -22,14 +22,13 @@ from ....trust.proof import Acceptance, ProofError, Session
 from ....trust.secret import HOW, Trust
 from ... import descriptors
 from . import messages
-from .messages import BEAT, Limit, Message
+from .messages import BEAT, PIECE_BYTES, Limit, Message
 
 PURPOSE: Final = "nodes"
 _GREETINGS: Final = {False: b"o", True: b"s"}  # the first byte of a coordinator: whether its run has a secret
 _BEAT_SECONDS: Final = 0.5
 _CUT_SECONDS: Final = 14
 _SILENCE_SECONDS: Final = 60.0 if hasattr(socket, "TCP_USER_TIMEOUT") else _CUT_SECONDS + 0.5
-_PIECE_BYTES: Final = 1 << 20
 _MOST_UNHEARD: Final = 16  # messages that wait for who hears them; then nothing more is read
 _MOST_UNREAD: Final = 64  # messages that wait for a peer; then it is dropped
 _PAUSE_SECONDS: Final = 0.001
@@ -123,7 +122,7 @@ class NodeLink:
 
     def _read(self, size: int) -> bytearray:
         """Return so many bytes; the memory for them grows with those that have come, where anybody may send them."""
-        data, filled = bytearray(size if self._session is not None else min(size, _PIECE_BYTES)), 0
+        data, filled = bytearray(size if self._session is not None else min(size, PIECE_BYTES)), 0
         while filled < size:
             if filled == len(data):
                 data += bytes(min(size - filled, filled))

@@ -22,7 +22,7 @@ from .outcomes import NodeOutcome, RestartCause
 _HEAD: Final = struct.Struct("<I")
 _SIZE: Final = struct.Struct("<Q")
 _MAX_PARTS: Final = 1 << 20
-_PIECE_BYTES: Final = 1 << 20
+PIECE_BYTES: Final = 1 << 20
 
 MessageKind = Literal[
     # from a node
@@ -118,8 +118,8 @@ def encode(message: Message, session: Session | None) -> Iterator[Buffer]:
     head = _HEAD.pack(len(views)) + b"".join(_SIZE.pack(view.nbytes) for view in views)
     tag = None if session is None else session.outgoing.begin()
     for view in (memoryview(head), *views):
-        for start in range(0, view.nbytes, _PIECE_BYTES):
-            piece = view[start : start + _PIECE_BYTES]
+        for start in range(0, view.nbytes, PIECE_BYTES):
+            piece = view[start : start + PIECE_BYTES]
             if tag is not None:
                 tag.update(piece)
             yield piece

@@ -273,15 +273,21 @@ def end_well(each: Node, rank: int) -> None:
     each.say("outcome", NodeOutcome(node=node(rank), kind="done"))
 
 
+def start_without(meeting: Meeting, count: int) -> list[Node]:
+    """Return the nodes of a run of which node 1 has ended well and died."""
+    nodes = [meeting.come(rank) for rank in range(count)]
+    for each in nodes:
+        each.hear("roster")
+    end_well(nodes[1], 1)
+    nodes[1].close()
+    wait_until(lambda: len(meeting.coordinator._peers) == count - 1)
+    return nodes
+
+
 def test_a_node_that_had_ended_well_and_died_starts_no_run_again() -> None:
     """Its cell is run again while the others still work, which go on."""
     with contextlib.closing(Meeting(2, max_losses=3)) as meeting:
-        nodes = [meeting.come(rank) for rank in range(2)]
-        for each in nodes:
-            each.hear("roster")
-        end_well(nodes[1], 1)
-        nodes[1].close()
-        wait_until(lambda: len(meeting.coordinator._peers) == 1)
+        nodes = start_without(meeting, 2)
         assert "has its 2 nodes already" in str(meeting.come(1).hear("refused"))
         end_well(nodes[0], 0)
         assert nodes[0].hear("verdict") is None
@@ -289,12 +295,7 @@ def test_a_node_that_had_ended_well_and_died_starts_no_run_again() -> None:
 
 def test_a_node_that_had_ended_well_and_died_is_told_where_another_one_fails() -> None:
     with contextlib.closing(Meeting(3, max_losses=3)) as meeting:
-        nodes = [meeting.come(rank) for rank in range(3)]
-        for each in nodes:
-            each.hear("roster")
-        end_well(nodes[1], 1)
-        nodes[1].close()
-        wait_until(lambda: len(meeting.coordinator._peers) == 2)
+        nodes = start_without(meeting, 3)
         nodes[0].say("node", (node(0), 1))
         assert nodes[2].hear("again")[1].startswith("node 1 (one) is gone without a word")
 
